@@ -4,6 +4,7 @@ mod checkpoint_cli;
 mod config;
 mod context;
 mod data;
+mod encoder_decoders;
 mod encoders;
 mod experts;
 mod house;

@@ -146,12 +146,14 @@ impl<'a> Reporter<'a> {
                 100.0 * fim.spm_rate
             ));
         }
+        let lens = config.data.seq_lens();
+        let lens: Vec<String> = lens.iter().map(usize::to_string).collect();
         console.line(format!(
             "steps    {} of {} tokens ({} samples of {})",
             config.train.steps,
             config.tokens_per_step(),
             config.train.global_batch,
-            config.data.seq_len,
+            lens.join(" + "),
         ));
         if let Some(BatchRampConfig {
             start,

@@ -13,7 +13,7 @@ use crate::runs::child::Ranks;
 
 /// Each recipe with its layout, the number of parameters of the published model, and the parts of
 /// its published `config.json` that define what is computed.
-const PUBLISHED: [(&str, &str, usize, &str); 6] = [
+const PUBLISHED: [(&str, &str, usize, &str); 7] = [
     (
         "gpt2",
         "dp8",
@@ -72,6 +72,15 @@ const PUBLISHED: [(&str, &str, usize, &str); 6] = [
             "num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 2,
             "vocab_size": 30522}"#,
     ),
+    (
+        "t5-base",
+        "dp8",
+        247_577_856,
+        r#"{"architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "d_kv": 64, "d_model": 768,
+            "feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-06, "num_decoder_layers": 12,
+            "num_heads": 12, "num_layers": 12, "relative_attention_num_buckets": 32,
+            "tie_word_embeddings": false, "vocab_size": 32128}"#,
+    ),
 ];
 
 fn folder() -> &'static Path {
@@ -84,7 +93,7 @@ fn read(name: &str) -> TrainConfig {
 }
 
 #[rstest]
-fn a_recipe_is_the_published_model(#[values(0, 1, 2, 3, 4, 5)] index: usize) {
+fn a_recipe_is_the_published_model(#[values(0, 1, 2, 3, 4, 5, 6)] index: usize) {
     let (name, layout, params, json) = PUBLISHED[index];
     let config = read(name);
     // Pass 0 token ids, because a recipe sets its own vocabulary.
@@ -133,7 +142,7 @@ fn every_recipe_is_tested_and_has_a_run_of_its_own() {
 
 /// Long phases have limits of their own, so a larger timeout would only hide a hung rank.
 #[rstest]
-fn a_recipe_leaves_the_time_limits_as_they_are(#[values(0, 1, 2, 3, 4, 5)] index: usize) {
+fn a_recipe_leaves_the_time_limits_as_they_are(#[values(0, 1, 2, 3, 4, 5, 6)] index: usize) {
     let found = read(PUBLISHED[index].0).train;
     let default = TrainConfig::default().train;
     assert_eq!(

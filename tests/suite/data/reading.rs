@@ -113,7 +113,7 @@ fn packing_and_padding_are_printed_and_recorded() {
     );
     let num_labels = |index| match samples.sample(index).unwrap() {
         Sample::Documents(documents) => documents.iter().map(|of| of.len() as u64 - 1).sum(),
-        Sample::Tokens(_) | Sample::Bert(_) => 0,
+        Sample::Tokens(_) | Sample::Bert(_) | Sample::T5(_) => 0,
     };
     for (step, first) in steps(&run).iter().zip((0..).step_by(8)) {
         let held: u64 = (first..first + 8).map(num_labels).sum();

@@ -29,10 +29,32 @@ const KNOWN: [&str; 4] = [
 const PIECES: &str = "river\ngoes\nwhere\nit\nrain\nhill\nthe\na\ncloud\nfalls\non\nand\nstone\nthen\n\
     stays\n##s\n.\n";
 
-/// A data set of sentences in a temporary folder.
+/// The tokens that T5 needs besides.
+const OF_T5: &str = "[BOS]\n[EOS]\n<extra_id_0>\n<extra_id_1>\n<extra_id_2>\n<extra_id_3>\n";
+
+/// The sizes of a small BERT.
+const BERT: [&str; 4] = [
+    "model.family=bert",
+    "model.layers=2",
+    "data.seq_len=24",
+    "optimizer.lr=1e-3",
+];
+
+/// The sizes of a small T5.
+const T5: [&str; 6] = [
+    "model.family=t5",
+    "model.layers=4",
+    "model.encoder_layers=2",
+    "data.seq_len=24",
+    "data.decoder_seq_len=12",
+    "optimizer.lr=1e-3",
+];
+
+/// A data set of sentences in a temporary folder, with the model that reads it.
 #[derive(Debug)]
 pub(crate) struct Sentences {
     dir: TempDir,
+    model: &'static [&'static str],
 }
 
 impl Sentences {
@@ -60,8 +82,9 @@ impl Sentences {
     fn of(num: u64, seed: u64, sentence: impl Fn(&PositionRng, u64) -> String) -> Self {
         let sentences = Self {
             dir: tempfile::tempdir().unwrap(),
+            model: &BERT,
         };
-        let vocab = format!("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n{PIECES}");
+        let vocab = format!("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n{PIECES}{OF_T5}");
         fs::write(sentences.path("vocab.txt"), vocab).unwrap();
         let document = |number: u64| {
             let rng = PositionRng::new(seed, Purpose::Sampling, "sentences").with_stream(number);
@@ -83,12 +106,17 @@ impl Sentences {
         sentences
     }
 
+    /// The same data set for a small T5.
+    pub(crate) fn for_t5(self) -> Self {
+        Self { model: &T5, ..self }
+    }
+
     /// The path of a file of the folder: `text.jsonl`, `vocab.txt`, or another one.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// `KEY=VALUE` settings of a small BERT on this data set.
+    /// `KEY=VALUE` settings of a small model on this data set.
     pub(crate) fn settings(&self) -> Vec<String> {
         let path = |name: &str| self.path(name).display().to_string();
         let own = [
@@ -99,18 +127,17 @@ impl Sentences {
             format!("optimizer.eps={EPSILON}"),
         ];
         let sizes = [
-            "model.family=bert",
             "model.hidden=16",
             "model.ffn=24",
-            "model.layers=2",
             "model.heads=4",
-            "data.seq_len=24",
             "data.validation_fraction=0",
             "train.steps=3",
-            "optimizer.lr=1e-3",
             "optimizer.warmup_steps=0",
         ];
-        own.into_iter().chain(sizes.map(String::from)).collect()
+        let all = self.model.iter().chain(&sizes);
+        own.into_iter()
+            .chain(all.map(|set| (*set).into()))
+            .collect()
     }
 
     /// The configuration of a run with further settings.

@@ -1,6 +1,6 @@
 //! Encoders: BERT on sentences with masked words.
 
-mod corpus;
+pub(crate) mod corpus;
 mod documented;
 mod layouts;
 mod published;

@@ -63,9 +63,19 @@ fn heads_of_rank(layout: &Layout, model: &DecoderConfig) -> [usize; 2] {
 }
 
 impl TrainConfig {
-    /// Tokens of a sequence, including the padding for context parallelism.
+    /// Tokens of a sequence of `data.seq_len`, including the padding for context parallelism.
     pub(crate) fn padded_seq_len(&self, layout: &Layout) -> usize {
-        let seq_len = self.data.seq_len;
+        self.padded(self.data.seq_len, layout)
+    }
+
+    /// Tokens of all sequences of a sample, including the padding for context parallelism.
+    pub(crate) fn row_len(&self, layout: &Layout) -> usize {
+        let lens = self.data.seq_lens().into_iter();
+        lens.map(|seq_len| self.padded(seq_len, layout)).sum()
+    }
+
+    /// The length of a sequence of `seq_len` tokens, including the padding for context parallelism.
+    pub(crate) fn padded(&self, seq_len: usize, layout: &Layout) -> usize {
         let Layout { cp, tp, sp, .. } = *layout;
         match self.parallel.cp_pad && cp > 1 {
             // Two chunks per cp rank, each of which is split over the tp ranks.

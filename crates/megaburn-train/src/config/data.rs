@@ -45,10 +45,10 @@ pub struct DataConfig {
     /// Megatron-LM's format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<String>,
-    /// What samples are made of the data: `gpt`, or `bert` for encoders. Default: `bert` with an
-    /// encoder as `model.family`, else `gpt`.
+    /// What samples are made of the data: `gpt`, `bert` for encoders, or `t5` for encoder-decoder
+    /// models. Default: the one that `model.family` can learn from.
     pub dataset: DatasetKind,
-    /// The order of the training samples. Those of `data.dataset = "bert"` have that of
+    /// The order of the training samples. Those of `data.dataset = "bert"` and `"t5"` have that of
     /// Megatron-LM.
     pub order: DataOrder,
     /// The folder of what is computed from data sets once per host. Text files are encoded into it
@@ -61,10 +61,14 @@ pub struct DataConfig {
     /// because reads from a local disk take microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_workers: Option<usize>,
-    /// Tokens of a sample. Default with `model.init`: the largest power of two up to the model's
+    /// Tokens of a sample; with `data.dataset = "t5"` those of the encoder. Default with `model.init`: the largest power of two up to the model's
     /// maximum and 2048.
     #[schemars(extend("minimum" = 1))]
     pub seq_len: usize,
+    /// Tokens of the decoder in a sample of `data.dataset = "t5"` (Megatron-LM's
+    /// `--decoder-seq-length`). A sample whose masked spans need more is an error.
+    #[schemars(extend("minimum" = 2))]
+    pub decoder_seq_len: usize,
     /// Whether samples are packed sequences: documents, which end with the tokenizer's eos, do not
     /// attend to each other and have their own positions. Each is padded to a multiple of
     /// `document_multiple`.
@@ -80,14 +84,14 @@ pub struct DataConfig {
     /// excluded from the loss. Used without `documents`, where it is no label.
     pub eod_mask_loss: bool,
     /// Fraction of the data that is held out for evaluation, from 0 to below 1; 0 turns evaluation
-    /// off. With `data.dataset = "bert"` it is a fraction of the documents.
+    /// off. With `data.dataset = "bert"` or `"t5"` it is a fraction of the documents.
     #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "x-rule" = "at least 0 (no evaluation) and less than 1"))]
     pub validation_fraction: f64,
-    /// The probability that a sample of `data.dataset = "bert"` is cut to a random length
+    /// The probability that a sample of `data.dataset = "bert"` or `"t5"` is cut to a random length
     /// (Megatron-LM's `--short-seq-prob`).
     #[schemars(extend("minimum" = 0, "maximum" = 1))]
     pub short_sequence_probability: f64,
-    /// `[data.masking]`: which tokens are masked, with `data.dataset = "bert"`. Default: as
+    /// `[data.masking]`: which tokens are masked, with `data.dataset = "bert"` or `"t5"`. Default: as
     /// Megatron-LM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub masking: Option<DataMaskingConfig>,
@@ -113,6 +117,7 @@ impl Default for DataConfig {
             cache_dir: None,
             num_workers: None,
             seq_len: 128,
+            decoder_seq_len: 128,
             documents: false,
             document_multiple: 16,
             packing: Packing::None,
@@ -148,8 +153,13 @@ impl DataConfig {
             ("eod_mask_loss", !self.documents, "without data.documents"),
             (
                 "short_sequence_probability masking",
-                self.dataset == DatasetKind::Bert,
-                "with data.dataset = \"bert\"",
+                self.dataset.is_masked(),
+                "with data.dataset = \"bert\" or \"t5\"",
+            ),
+            (
+                "decoder_seq_len",
+                self.dataset == DatasetKind::T5,
+                "with data.dataset = \"t5\"",
             ),
             (
                 "order",
@@ -222,23 +232,55 @@ impl DataConfig {
     /// Whether the training samples are as many as the steps of the run need, in an order that
     /// depends on their number.
     pub(crate) fn is_of_fixed_length(&self) -> bool {
-        self.order == DataOrder::Megatron || self.dataset == DatasetKind::Bert
+        self.order == DataOrder::Megatron || self.dataset.is_masked()
+    }
+
+    /// The lengths of the sequences of a sample.
+    pub(crate) fn seq_lens(&self) -> Vec<usize> {
+        match self.dataset {
+            DatasetKind::Gpt | DatasetKind::Bert => vec![self.seq_len],
+            DatasetKind::T5 => vec![self.seq_len, self.decoder_seq_len],
+        }
+    }
+
+    /// The length of the longest sequence of a sample, for which a fresh model is made.
+    pub fn longest_seq_len(&self) -> usize {
+        self.seq_lens().into_iter().max().unwrap_or_default()
+    }
+
+    /// The length of the labels of a sample.
+    pub(crate) fn label_len(&self) -> usize {
+        match self.dataset {
+            DatasetKind::Gpt | DatasetKind::Bert => self.seq_len,
+            DatasetKind::T5 => self.decoder_seq_len,
+        }
+    }
+
+    /// The masking of samples.
+    pub(crate) fn masking(&self) -> DataMaskingConfig {
+        let default = || self.dataset.default_masking();
+        self.masking.clone().unwrap_or_else(default)
     }
 
     /// Refuses keys that masked sentences do not have.
     fn check_masked(&self) -> Result<(), TrainError> {
-        let is_masked = self.dataset == DatasetKind::Bert;
+        let dataset = self.dataset;
+        let is_masked = dataset.is_masked();
         let unlike = [
             ("data.documents", self.documents),
             ("data.eod_mask_loss", self.eod_mask_loss),
             ("data.fim", self.active_fim().is_some()),
         ];
         for (key, is_set) in unlike {
-            let rule = "absent with data.dataset = \"bert\", whose samples are whole sentences";
+            let rule = format!(
+                "absent with data.dataset = \"{dataset}\", whose samples are whole sentences"
+            );
             require(!(is_masked && is_set), key, "set", rule)?;
         }
         let has_epochs = self.train.iter().any(|source| source.epochs.is_some());
-        let rule = "a list with weights instead of epochs, which data.dataset = \"bert\" lacks";
+        let rule = format!(
+            "a list with weights instead of epochs, which data.dataset = \"{dataset}\" lacks"
+        );
         require(
             !(is_masked && has_epochs),
             TRAIN,

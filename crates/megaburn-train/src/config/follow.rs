@@ -19,11 +19,21 @@ pub(super) fn fill_in(config: &mut TrainConfig, given: &Table) {
 pub(super) fn fill_in_dataset(config: &mut TrainConfig, given: &Table) {
     let data = given.get("data").and_then(Value::as_table);
     let has_kind = data.is_some_and(|data| data.contains_key("dataset"));
-    if !has_kind && config.model.template().bidirectional {
-        config.data.dataset = DatasetKind::Bert;
+    if !has_kind {
+        config.data.dataset = DatasetKind::of(&config.model.template());
     }
-    if config.data.dataset == DatasetKind::Bert {
-        config.data.masking.get_or_insert_default();
+    if !config.data.dataset.is_masked() {
+        return;
+    }
+    let default = config.data.dataset.default_masking();
+    let masking = config.data.masking.get_or_insert_with(|| default.clone());
+    let given = data.and_then(|data| data.get("masking")?.as_table());
+    let is_given = |key: &str| given.is_some_and(|given| given.contains_key(key));
+    if !is_given("max_ngram") {
+        masking.max_ngram = default.max_ngram;
+    }
+    if !is_given("geometric") {
+        masking.geometric = default.geometric;
     }
 }
 
@@ -46,6 +56,25 @@ mod tests {
         let config = with(&[&format!("model.init={fixture}")]);
         assert_eq!(config.data.dataset, DatasetKind::Bert);
         assert!(config.data.masking.is_some());
+    }
+
+    #[test]
+    fn spans_of_t5_are_longer_unless_keys_say_otherwise() {
+        let of = |sets: &[&str]| {
+            let all = [&["data.dataset=t5"], sets].concat();
+            with(&all).data.masking.unwrap()
+        };
+        let t5 = DataMaskingConfig {
+            max_ngram: 10,
+            geometric: true,
+            ..DataMaskingConfig::default()
+        };
+        assert_eq!(of(&[]), t5);
+        let probability = 0.2;
+        let rarer = DataMaskingConfig { probability, ..t5 };
+        assert_eq!(of(&["data.masking.probability=0.2"]), rarer);
+        let own = of(&["data.masking.max_ngram=3", "data.masking.geometric=false"]);
+        assert_eq!(own, DataMaskingConfig::default());
     }
 
     #[test]

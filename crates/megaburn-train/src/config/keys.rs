@@ -102,7 +102,8 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Identity,
         "data",
-        "seq_len validation_fraction split dataset order packing short_sequence_probability",
+        "seq_len decoder_seq_len validation_fraction split dataset order packing \
+         short_sequence_probability",
     ),
     (
         Identity,

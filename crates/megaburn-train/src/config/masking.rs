@@ -1,10 +1,10 @@
-//! `[data.masking]`: which tokens an encoder learns to predict.
+//! `[data.masking]`: which tokens a model learns to predict from those around them.
 
 use megaburn_data::MaskingConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `[data.masking]`: which tokens of a sample are masked, with `data.dataset = "bert"`. The
+/// `[data.masking]`: which tokens of a sample are masked, with `data.dataset = "bert"` or `"t5"`. The
 /// defaults are those of Megatron-LM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -13,7 +13,7 @@ pub struct DataMaskingConfig {
     /// The fraction of the tokens of a sample that is masked at most (Megatron-LM's `--mask-prob`).
     #[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))]
     pub probability: f64,
-    /// The most words of an n-gram that is masked together.
+    /// The most words of an n-gram that is masked together. Default: 3, with `data.dataset = "t5"` 10.
     #[schemars(extend("minimum" = 1, "maximum" = 1024))]
     pub max_ngram: usize,
     /// Whether all pieces of a word are masked together.
@@ -21,6 +21,7 @@ pub struct DataMaskingConfig {
     /// Whether longer n-grams are drawn more often, instead of shorter ones.
     pub longer_ngrams: bool,
     /// Whether the length of an n-gram is drawn from a geometric distribution, as in SpanBERT.
+    /// Default: false, with `data.dataset = "t5"` true.
     pub geometric: bool,
 }
 

@@ -185,7 +185,7 @@ impl TrainConfig {
 
     /// Tokens of one step over all ranks, once the batch ramp is over.
     pub fn tokens_per_step(&self) -> usize {
-        self.train.global_batch * self.data.seq_len
+        self.train.global_batch * self.data.seq_lens().into_iter().sum::<usize>()
     }
 
     /// The configuration as TOML with every default spelled out. It reads back to the same

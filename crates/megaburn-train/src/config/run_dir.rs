@@ -35,7 +35,7 @@ impl TrainConfig {
         let vocab = self.model.vocab.or_else(of_tokenizer);
         let plan = vocab.and_then(|vocab| {
             self.model
-                .decoder(self.data.seq_len, vocab)
+                .decoder(self.data.longest_seq_len(), vocab)
                 .whole_plan()
                 .ok()
         });

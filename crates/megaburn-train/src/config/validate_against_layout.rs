@@ -10,9 +10,9 @@ impl TrainConfig {
     /// Checks that the model, the sequence and the batch can be split over a layout. A model that
     /// is read from `model.init` is checked entirely when it is opened.
     pub(super) fn validate_for(&self, layout: &Layout) -> Result<(), TrainError> {
-        self.check_layout(layout, &self.model.shape(self.padded_seq_len(layout)))?;
+        self.check_layout(layout, |seq_len| self.model.shape(seq_len))?;
         match self.model.init {
-            None => self.check_model(layout, &self.model.decoder(self.data.seq_len, 1)),
+            None => self.check_model(layout, &self.fresh_model(1)),
             Some(_) => self.check_mtp(self.model.mtp_layers),
         }
     }
@@ -26,9 +26,11 @@ impl TrainConfig {
         layout: &Layout,
         model: &DecoderConfig,
     ) -> Result<(), TrainError> {
-        model.check_seq_len(self.data.seq_len)?;
+        for seq_len in self.data.seq_lens() {
+            model.check_seq_len(seq_len)?;
+        }
         model.check_context_parallel(layout.cp)?;
-        self.check_layout(layout, &model.shape(self.padded_seq_len(layout)))?;
+        self.check_layout(layout, |seq_len| model.shape(seq_len))?;
         self.context_comms(layout, model)?;
         self.check_documents(layout, model)?;
         self.check_experts(model)?;
@@ -36,9 +38,22 @@ impl TrainConfig {
         self.parallel.pipelines(layout, model.layers, &self.train)
     }
 
-    /// Refuses a layout that does not split a model of this shape, the sequence or the batch.
-    fn check_layout(&self, layout: &Layout, model: &ModelShape) -> Result<(), TrainError> {
-        self.cutting(layout).validate_for(model)?;
+    /// The model of a run that starts from random weights, for `vocab` token ids.
+    pub(crate) fn fresh_model(&self, vocab: usize) -> DecoderConfig {
+        self.model.decoder(self.data.longest_seq_len(), vocab)
+    }
+
+    /// Refuses a layout that does not split the sequences, the batch or a model, whose `shape` is
+    /// that for sequences of a length.
+    fn check_layout(
+        &self,
+        layout: &Layout,
+        shape: impl Fn(usize) -> ModelShape,
+    ) -> Result<(), TrainError> {
+        for seq_len in self.data.seq_lens() {
+            let seq_len = self.padded(seq_len, layout);
+            self.cutting(layout).validate_for(&shape(seq_len))?;
+        }
         self.parallel.shares(layout)?;
         self.check_context(layout)?;
         self.train.num_micro_batches(layout.dp).map(drop)
@@ -59,7 +74,7 @@ impl TrainConfig {
     ) -> Result<DecoderConfig, TrainError> {
         let model = match start {
             Some(start) => start.source().config().clone(),
-            None => self.model.decoder(self.data.seq_len, data.vocab()),
+            None => self.fresh_model(data.vocab()),
         };
         self.check_model(layout, &model)?;
         let tokenizer = String::from(self.data.tokenizer.clone());
@@ -78,21 +93,35 @@ impl TrainConfig {
 
     /// Refuses a model that cannot learn from the samples of `data.dataset`.
     fn check_dataset(&self, model: &DecoderConfig) -> Result<(), TrainError> {
-        let dataset = &self.data.dataset;
-        match dataset {
-            DatasetKind::Gpt => {
-                let rule = "\"bert\": the model sees later tokens (model.parts.bidirectional), so \
-                    that it would read the next token instead of predicting it";
-                require(!model.bidirectional, "data.dataset", "gpt", rule)
-            }
-            DatasetKind::Bert => {
-                let rule = "\"gpt\": the model is a decoder; choose model.family = \"bert\", or \
-                    model.parts.bidirectional = true";
-                require(model.bidirectional, "data.dataset", "bert", rule)?;
+        let dataset = self.data.dataset;
+        let learns_from = DatasetKind::of(model);
+        let why = match (dataset, learns_from) {
+            (DatasetKind::Bert, DatasetKind::Bert) => {
                 let rule = "0, or at least 2: a sample has two segments";
                 let types = model.token_types;
-                require(types != 1, "model.parts.token_types", types, rule)
+                return require(types != 1, "model.parts.token_types", types, rule);
             }
-        }
+            (DatasetKind::Gpt, DatasetKind::Gpt) | (DatasetKind::T5, DatasetKind::T5) => {
+                return Ok(());
+            }
+            (DatasetKind::Gpt, DatasetKind::Bert) => {
+                "the model sees later tokens (model.parts.bidirectional), so that it would read the \
+                next token instead of predicting it"
+            }
+            (DatasetKind::Gpt | DatasetKind::Bert, DatasetKind::T5) => {
+                "the model has an encoder and a decoder (model.encoder_layers), which read a sequence \
+                each"
+            }
+            (DatasetKind::Bert, DatasetKind::Gpt) => {
+                "the model is a decoder; choose model.family = \"bert\", or \
+                model.parts.bidirectional = true"
+            }
+            (DatasetKind::T5, DatasetKind::Gpt | DatasetKind::Bert) => {
+                "the model has no decoder that reads the output of an encoder; choose \
+                model.family = \"t5\", or set model.encoder_layers"
+            }
+        };
+        let rule = format!("\"{learns_from}\": {why}");
+        require(false, "data.dataset", dataset, rule)
     }
 }

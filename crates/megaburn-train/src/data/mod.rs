@@ -174,17 +174,19 @@ impl RunData {
                     name: data.name.clone(),
                     samples: match config.data.dataset {
                         DatasetKind::Gpt => mixture.sequential(config)?,
-                        DatasetKind::Bert => mixture.bert(config, &self.tokenizer, None)?,
+                        DatasetKind::Bert | DatasetKind::T5 => {
+                            mixture.masked(config, &self.tokenizer, None)?
+                        }
                     },
                 })
             });
             samples.collect::<Result<Vec<_>, _>>()
         };
         let (train, blend, reading) = match config.data.order {
-            _ if config.data.dataset == DatasetKind::Bert => {
+            _ if config.data.dataset.is_masked() => {
                 let schedule = config.train.batch_schedule()?;
                 let needed = schedule.samples_after(config.train.steps);
-                let samples = self.train.bert(config, &self.tokenizer, Some(needed))?;
+                let samples = self.train.masked(config, &self.tokenizer, Some(needed))?;
                 (samples, None, Vec::new())
             }
             DataOrder::Megaburn => {

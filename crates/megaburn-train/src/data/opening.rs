@@ -11,7 +11,7 @@ use super::{
     source::Source,
 };
 use crate::{
-    config::{DataConfig, DataOrder, DatasetKind, MixBy, SourceConfig},
+    config::{DataConfig, DataOrder, MixBy, SourceConfig},
     error::TrainError,
 };
 
@@ -90,7 +90,7 @@ impl<'a> Opening<'a> {
         let mut parts = [const { Vec::new() }; 3];
         for TrainingSource { source, entry } in sources {
             let all = source.all(entry.map_or(MixBy::NumSamples, SourceConfig::mix_by));
-            if self.config.dataset == DatasetKind::Bert {
+            if self.config.dataset.is_masked() {
                 let weights = self.config.document_weights(*entry)?;
                 let sets = match &weights {
                     None => [Some(all), None, None],

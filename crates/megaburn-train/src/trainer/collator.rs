@@ -4,10 +4,13 @@ use burn::{
     prelude::{Device, Int},
     tensor::{Tensor, TensorData},
 };
-use megaburn_data::Sample;
+use megaburn_data::{Sample, T5Sample};
 use megaburn_mesh::{MeshError, PackedRows, Zigzag};
-use megaburn_models::decoder::{MtpTargets, shift_for_depth};
-use megaburn_parallel::{ContextParallel, PackedDocuments};
+use megaburn_models::{
+    decoder::{MtpTargets, shift_for_depth},
+    flops::FlopShape,
+};
+use megaburn_parallel::{ContextParallel, EncoderRows, PackedDocuments};
 
 use super::packed_row::{Document, Encoded, IGNORED, PackedRow};
 
@@ -16,7 +19,7 @@ use super::packed_row::{Document, Encoded, IGNORED, PackedRow};
 pub(super) struct Collator {
     /// Tokens of a sequence.
     pub(super) seq_len: usize,
-    /// Tokens of a sequence including its padding.
+    /// Tokens of a row including its padding.
     pub(super) padded: usize,
     /// Which chunks of each sequence this rank holds.
     pub(super) zigzag: Zigzag,
@@ -41,7 +44,8 @@ pub(super) struct Split {
 pub(super) struct Batch {
     /// `[seq_len / n, samples]` on each of `n` context-parallel ranks.
     pub(super) tokens: Tensor<2, Int>,
-    /// The next token at each position, of the same shape.
+    /// The next token at each position, of the same shape; of an encoder-decoder model those of the
+    /// decoder's positions, which are the last ones.
     pub(super) labels: Tensor<2, Int>,
     /// Number of these labels that count in the loss.
     pub(super) counted: usize,
@@ -49,8 +53,11 @@ pub(super) struct Batch {
     pub(super) loss_mask_values: Option<Arc<[bool]>>,
     /// The inputs and labels of each multi-token-prediction depth.
     pub(super) ahead: Vec<MtpTargets>,
-    /// Lengths of the documents without padding.
+    /// Lengths of the documents without padding; of an encoder-decoder model those of each row: the
+    /// encoder's and the decoder's.
     pub(super) lens: Vec<usize>,
+    /// The positions of the encoder, of an encoder-decoder model.
+    pub(super) encoder: Option<EncoderRows>,
     /// Number of ranks that share the documents.
     pub(super) ranks: usize,
     pub(super) documents: Option<PackedDocuments>,
@@ -62,6 +69,23 @@ pub(super) struct Batch {
     /// The ranks that share these sequences, with hybrid context parallelism, where they differ
     /// between passes.
     pub(super) parallel: Option<ContextParallel>,
+}
+
+impl Batch {
+    /// FLOPs of forward and backward over all sequences, by Megatron-LM's formula, divided by the
+    /// number of ranks that share them.
+    pub(super) fn flops(&self, shape: &FlopShape) -> f64 {
+        let of_all: f64 = match &self.encoder {
+            Some(_) => {
+                let pairs = self.lens.as_chunks::<2>().0.iter();
+                pairs
+                    .map(|[encoder, decoder]| shape.training_pairs(1, [*encoder, *decoder]))
+                    .sum()
+            }
+            None => self.lens.iter().map(|len| shape.training(1, *len)).sum(),
+        };
+        of_all / self.ranks as f64
+    }
 }
 
 impl Collator {
@@ -76,6 +100,14 @@ impl Collator {
         counted: usize,
         device: &Device,
     ) -> Result<Batch, MeshError> {
+        let pair = |sample: &'_ Sample| match sample {
+            Sample::T5(sample) => Some(sample.as_ref()),
+            _ => None,
+        };
+        let pairs: Option<Vec<&T5Sample>> = samples.iter().map(pair).collect();
+        if let Some(pairs) = pairs.filter(|pairs| !pairs.is_empty()) {
+            return Ok(Batch::of_pairs(&pairs, counted, device));
+        }
         let row = |(index, sample): (usize, &Sample)| {
             if let Sample::Bert(sample) = sample {
                 return PackedRow::masked(sample, self.padded, index < counted);
@@ -101,7 +133,7 @@ impl Collator {
                 tokens.split_inclusive(|token| *token == eos).collect()
             }
             (Sample::Tokens(tokens), None) => vec![tokens],
-            (Sample::Bert(_), _) => Vec::new(),
+            (Sample::Bert(_) | Sample::T5(_), _) => Vec::new(),
         };
         let multiple = self.documents.map_or(1, |split| split.multiple);
         let mut room = self.seq_len;
@@ -204,6 +236,7 @@ pub(super) fn batch(
     let types = |rows: Vec<&Encoded>| rows.into_iter().map(|row| row.types.clone()).collect();
     Ok(Batch {
         token_types: encoded.map(types),
+        encoder: None,
         sentence_order: orders.map(order),
         counted_rows,
         tokens,

@@ -27,7 +27,7 @@ impl Trainer {
         let eos = self.data.tokenizer.eos();
         Collator {
             seq_len: self.config.data.seq_len,
-            padded: self.config.padded_seq_len(&self.groups.layout()),
+            padded: self.config.row_len(&self.groups.layout()),
             zigzag: self.model_in_flight().zigzag(),
             documents: documents.then_some(Split {
                 eos,
@@ -40,15 +40,15 @@ impl Trainer {
 
     /// Whether rows have padding of their own.
     pub(super) fn pads_rows(&self) -> bool {
-        self.config.data.documents || self.config.data.dataset == DatasetKind::Bert
+        self.config.data.documents || self.config.data.dataset.is_masked()
     }
 
-    /// Number of tokens that the model read in a step: those that count in the loss or, of an encoder,
-    /// which predicts few of them, all without padding.
+    /// Number of tokens that the model read in a step: those that count in the loss or, with an
+    /// encoder, which reads tokens without predicting them, all without padding.
     pub(super) fn num_read(&self, work: &Work) -> f64 {
         match self.config.data.dataset {
             DatasetKind::Gpt => work.tokens,
-            DatasetKind::Bert => work.held,
+            DatasetKind::Bert | DatasetKind::T5 => work.held,
         }
     }
 
@@ -87,6 +87,6 @@ impl Trainer {
 fn num_labels(sample: &Sample) -> usize {
     match sample {
         Sample::Bert(sample) => sample.loss_mask.iter().filter(|is| **is).count(),
-        Sample::Tokens(_) | Sample::Documents(_) => 0,
+        Sample::Tokens(_) | Sample::Documents(_) | Sample::T5(_) => 0,
     }
 }

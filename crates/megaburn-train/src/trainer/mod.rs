@@ -18,6 +18,7 @@ mod newest;
 mod nonfinite_origin;
 mod owner;
 mod packed_row;
+mod pair_rows;
 mod param_groups;
 mod passes;
 mod place;

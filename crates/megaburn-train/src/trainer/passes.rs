@@ -11,7 +11,6 @@ use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor, StageLayers};
 use megaburn_report::profile::{Range, range};
 
 use crate::{
-    config::DatasetKind,
     error::TrainError,
     trainer::{Trainer, collator::Batch, hybrid_context::HybridContext, stats::Losses},
 };
@@ -202,13 +201,13 @@ impl StageExecutor for Evaluation<'_> {
 }
 
 impl Trainer {
-    /// Whether a stage needs tokens, labels, or the ends of documents or sequences. Attention of all
-    /// stages needs to know the padding of masked sentences.
+    /// Whether a stage needs tokens, labels, or the ends of documents or sequences. All stages need to
+    /// know the padding of masked sentences.
     fn needs_batch(&self, stage: &StageLayers) -> bool {
         let has_padding = self.collator().padded > self.config.data.seq_len;
         let of_experts = has_padding && self.model_config.experts.is_some();
         let is_end = stage.embedding || stage.loss;
-        let is_padded = self.config.data.dataset == DatasetKind::Bert;
+        let is_padded = self.config.data.dataset.is_masked();
         is_end || self.config.data.documents || is_padded || of_experts
     }
 
@@ -216,6 +215,7 @@ impl Trainer {
     fn batch_context(&self, batch: Option<&Batch>) -> BatchContext {
         BatchContext {
             documents: batch.and_then(|batch| batch.documents.clone()),
+            encoder: batch.and_then(|batch| batch.encoder.clone()),
             token_types: batch.and_then(|batch| batch.token_types.clone()),
             sentence_order: batch.and_then(|batch| batch.sentence_order.clone()),
             counted: batch.and_then(|batch| batch.loss_mask_values.clone()),

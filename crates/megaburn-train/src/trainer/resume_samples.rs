@@ -141,6 +141,7 @@ impl Trainer {
     fn fixed_order(&self) -> &'static str {
         match self.config.data.dataset {
             DatasetKind::Bert => "data.dataset = \"bert\"",
+            DatasetKind::T5 => "data.dataset = \"t5\"",
             DatasetKind::Gpt => "data.order = \"megatron\"",
         }
     }

@@ -86,8 +86,7 @@ impl Losses {
             self.rows += batch.counted_rows;
         }
         self.tokens += batch.counted;
-        let flops: f64 = batch.lens.iter().map(|len| shape.training(1, *len)).sum();
-        self.flops += flops / batch.ranks as f64;
+        self.flops += batch.flops(shape);
         self.positions += batch.tokens.shape().num_elements() as f64;
         self.held += batch.lens.iter().sum::<usize>() as f64 / batch.ranks as f64;
     }

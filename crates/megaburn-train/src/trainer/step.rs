@@ -286,7 +286,7 @@ impl Trainer {
         let batch = self.next_batch();
         // Scale as if the loss were a mean over all tokens, whose gradients fit better into the
         // range of f16.
-        let tokens = batch.global_batch_size() * self.config.data.seq_len;
+        let tokens = batch.global_batch_size() * self.config.data.label_len();
         let factor = self
             .loss_scaler
             .as_ref()

@@ -13,6 +13,8 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]", *SENT
 VOCAB = 2000
 # Parts of the text between empty lines, such as the speeches of a play, of which a document is made.
 PARTS = 12
+# The most words of an n-gram that is masked, and whether their number is drawn from a geometric distribution.
+MASKING = {"bert": (1, False), "t5": (10, True)}
 
 
 def write_corpus(text, out):
@@ -57,8 +59,7 @@ def samples(kind, out, vocab, seed, split, seq_len, decoder_seq_len, num):
         "t5": (T5MaskedWordPieceDataset, T5MaskedWordPieceDatasetConfig, dict(sequence_length_decoder=decoder_seq_len)),
     }
     dataset, config, more = of[kind]
-    # Pairs of the most words of an n-gram and whether their number is drawn from a geometric distribution.
-    max_ngram, geometric = {"bert": (3, False), "t5": (10, True)}[kind]
+    max_ngram, geometric = MASKING[kind]
     torch.distributed.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
     config = config(
         random_seed=seed, sequence_length=seq_len, blend=([str(out / "text")], None), split=split,

@@ -75,7 +75,13 @@ impl Pipeline {
                 stages.rank_of(stages.num_stages() - 1),
             ),
         };
-        let rank_of = |stage| if layout.pp == 1 { 0 } else { stages.rank_of(stage) };
+        let rank_of = |stage| {
+            if layout.pp == 1 {
+                0
+            } else {
+                stages.rank_of(stage)
+            }
+        };
         let shared = shared_params(model, &all, rank_of, groups)?;
         Ok(Self {
             parallel: parallel.clone(),

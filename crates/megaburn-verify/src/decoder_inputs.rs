@@ -13,7 +13,11 @@ use crate::reference::IGNORED;
 ///
 /// # Errors
 /// There are neither, or they have another shape or type.
-fn decoder_tokens(file: &TensorFile, rows: usize, config: &Value) -> Result<TensorData, TrainError> {
+fn decoder_tokens(
+    file: &TensorFile,
+    rows: usize,
+    config: &Value,
+) -> Result<TensorData, TrainError> {
     let is_given = file.contains("decoder_input_ids");
     let name = if is_given {
         "decoder_input_ids"
@@ -67,7 +71,10 @@ pub(crate) fn with_decoder(
     let [encoder, decoder] = [encoder, &decoder].map(|all| all.iter::<i64>().collect::<Vec<_>>());
     let both = encoder.chunks(len).zip(decoder.chunks(rest));
     let both = both.flat_map(|(encoder, decoder)| encoder.iter().chain(decoder).copied());
-    Ok(TensorData::new(both.collect::<Vec<_>>(), [rows, len + rest]))
+    Ok(TensorData::new(
+        both.collect::<Vec<_>>(),
+        [rows, len + rest],
+    ))
 }
 
 #[cfg(test)]

@@ -47,7 +47,11 @@ impl ActivationMemory {
         } else {
             0
         };
-        let memory = if blocks.end > last { encoder.stream() } else { 0 };
+        let memory = if blocks.end > last {
+            encoder.stream()
+        } else {
+            0
+        };
         let of_blocks = self.segments(blocks).map(held).sum::<usize>() + of_norm + memory;
         let first = if ends.first {
             encoder.first() + decoder.first()

@@ -270,7 +270,9 @@ impl ActivationMemory {
         }
         let groups = self.segments(blocks).filter(|segment| segment.recomputed);
         let held = groups.map(|group| {
-            let kept = self.half_of(group.blocks.start).kept_attention(group.blocks.len());
+            let kept = self
+                .half_of(group.blocks.start)
+                .kept_attention(group.blocks.len());
             group.blocks.map(|index| plain.layer(index)).sum::<usize>() - kept
         });
         // The stream and the last term of this group are back from host memory, and those of the

@@ -93,8 +93,7 @@ impl Block {
             encoder_norm: ends_encoder.then(|| build.norm(false)),
             mtp,
             attention_dropout: build.dropout(&format!("blocks.{index}.attention"))?,
-            cross_attention_dropout: build
-                .dropout(&format!("blocks.{index}.cross_attention"))?,
+            cross_attention_dropout: build.dropout(&format!("blocks.{index}.cross_attention"))?,
             mlp_dropout: build.dropout(&format!("blocks.{index}.mlp"))?,
             recompute_mlp: recompute.mlp,
             multiplier: config.multipliers.residual,
@@ -118,7 +117,9 @@ impl Block {
             self.attention_dropout.forward(y, batch.block)
         };
         let cross = |layer: &CrossAttention, x| {
-            let memory = inputs.memory.expect("the blocks of a decoder are given the memory");
+            let memory = inputs
+                .memory
+                .expect("the blocks of a decoder are given the memory");
             let y = layer.forward(x, memory.clone(), batch);
             self.cross_attention_dropout.forward(y, batch.block)
         };
@@ -240,9 +241,7 @@ impl Block {
             attention_output_norm: self.attention_output_norm.map(Norm::whole_sequence),
             cross_attention_norm: self.cross_attention_norm.map(Norm::whole_sequence),
             cross_attention: self.cross_attention.map(CrossAttention::whole_sequence),
-            cross_attention_output_norm: self
-                .cross_attention_output_norm
-                .map(Norm::whole_sequence),
+            cross_attention_output_norm: self.cross_attention_output_norm.map(Norm::whole_sequence),
             mlp_norm: self.mlp_norm.map(Norm::whole_sequence),
             mlp_output_norm: self.mlp_output_norm.map(Norm::whole_sequence),
             mlp: self.mlp.map(Mlp::whole_sequence),

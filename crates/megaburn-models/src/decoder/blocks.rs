@@ -49,7 +49,12 @@ impl Decoder {
         let stage = &self.parts.stages[chunk];
         let bias = self.bias_of(own.start);
         let mut x = Residual::from(x);
-        for segment in self.parts.options.recompute.segments_of(self.config(), &stage.layers) {
+        for segment in self
+            .parts
+            .options
+            .recompute
+            .segments_of(self.config(), &stage.layers)
+        {
             if !own.contains(&segment.blocks.start) {
                 continue;
             }
@@ -63,7 +68,14 @@ impl Decoder {
                     bias: bias.cloned(),
                 };
                 let memory = memory.clone();
-                self.forward_recomputed(stretch, x, memory, (len, ropes.clone()), batch, keep_on_device)
+                self.forward_recomputed(
+                    stretch,
+                    x,
+                    memory,
+                    (len, ropes.clone()),
+                    batch,
+                    keep_on_device,
+                )
             } else {
                 let line = bias.map(|bias| bias.forward(len));
                 let inputs = BlockInputs {

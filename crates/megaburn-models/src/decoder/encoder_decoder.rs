@@ -46,7 +46,9 @@ impl Decoder {
         let [of_encoder, of_decoder] = self.config().halves(&stage.layers);
         let [encoder, decoder] = self.cut(x, encoder_rows(batch));
         let own = encoder_context(batch);
-        let encoder = self.forward_blocks(chunk, of_encoder, encoder, None, &own).sum();
+        let encoder = self
+            .forward_blocks(chunk, of_encoder, encoder, None, &own)
+            .sum();
         let memory = Some(encoder.clone());
         let decoder = self.forward_blocks(chunk, of_decoder, decoder, memory, batch);
         if stage.loss {
@@ -78,7 +80,9 @@ impl Decoder {
         });
         let stage = &self.parts.stages[chunk];
         let [of_encoder, of_decoder] = self.config().halves(&stage.layers);
-        let x = self.forward_blocks(chunk, of_encoder, x, None, &batch).sum();
+        let x = self
+            .forward_blocks(chunk, of_encoder, x, None, &batch)
+            .sum();
         let layers = &mut cache.layers[of_decoder.clone()];
         for (block, layer) in self.blocks_at(of_decoder).zip(layers) {
             if let Some(cross) = &block.cross_attention {

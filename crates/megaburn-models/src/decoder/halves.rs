@@ -88,7 +88,11 @@ impl DecoderConfig {
     ///
     /// # Errors
     /// The layout does not fit, or positions exceed the model's limit; the message has all the numbers.
-    pub fn check_halves(&self, layout: &Layout, [encoder, decoder]: [usize; 2]) -> Result<(), ModelError> {
+    pub fn check_halves(
+        &self,
+        layout: &Layout,
+        [encoder, decoder]: [usize; 2],
+    ) -> Result<(), ModelError> {
         for len in [encoder, decoder] {
             self.check_seq_len(len)?;
             self.check_layout(layout, len)?;

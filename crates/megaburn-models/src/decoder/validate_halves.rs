@@ -36,7 +36,11 @@ impl DecoderConfig {
                 self.positions.alibi().is_some(),
                 "alibi needs causal attention: choose relative, learned, rotary or none",
             ),
-            ("window", self.window.is_some(), "it limits causal attention only"),
+            (
+                "window",
+                self.window.is_some(),
+                "it limits causal attention only",
+            ),
             (
                 "attention_sinks",
                 self.attention_sinks,
@@ -47,13 +51,21 @@ impl DecoderConfig {
                 self.attention_soft_cap.is_some(),
                 "cross attention has none",
             ),
-            ("qk_norm", self.qk_norm.is_some(), "cross attention has none"),
+            (
+                "qk_norm",
+                self.qk_norm.is_some(),
+                "cross attention has none",
+            ),
             (
                 "token_types",
                 self.token_types > 0,
                 "they are the segments of an encoder alone",
             ),
-            ("latent", self.latent.is_some(), "cross attention has no latents"),
+            (
+                "latent",
+                self.latent.is_some(),
+                "cross attention has no latents",
+            ),
             (
                 "experts",
                 self.experts.is_some(),

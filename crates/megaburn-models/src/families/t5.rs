@@ -91,7 +91,10 @@ const KEYS: &[Key] = &[
         "decoder_bias.weight",
         "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
     ),
-    Key::plain("blocks.*.encoder_norm.gamma", "encoder.final_layer_norm.weight"),
+    Key::plain(
+        "blocks.*.encoder_norm.gamma",
+        "encoder.final_layer_norm.weight",
+    ),
     Key::plain("norm.gamma", "decoder.final_layer_norm.weight"),
     Key::plain(
         "blocks.*.attention_norm.gamma",
@@ -251,7 +254,11 @@ fn read_sizes(json: &HfJson<'_>, is_scaled: bool) -> Result<DecoderConfig, Strin
         tied: json.flag("tie_word_embeddings")?,
         multipliers: Multipliers {
             // The factor `d_model^-0.5` of version 1.0.
-            logits_scaling: if is_scaled { (hidden as f64).sqrt() } else { 1.0 },
+            logits_scaling: if is_scaled {
+                (hidden as f64).sqrt()
+            } else {
+                1.0
+            },
             ..Multipliers::default()
         },
         ..template()
@@ -291,9 +298,15 @@ fn activation(json: &HfJson<'_>) -> Result<Activation, String> {
         .iter()
         .find(|(of_gated, known, _)| *of_gated == gated && *known == name);
     found.map(|(.., activation)| *activation).ok_or_else(|| {
-        let known = ACTIVATIONS.iter().filter(|(of_gated, ..)| *of_gated == gated);
+        let known = ACTIVATIONS
+            .iter()
+            .filter(|(of_gated, ..)| *of_gated == gated);
         let known: Vec<&str> = known.map(|(_, known, _)| *known).collect();
-        let kind = if gated { "gated MLPs" } else { "MLPs without a gate" };
+        let kind = if gated {
+            "gated MLPs"
+        } else {
+            "MLPs without a gate"
+        };
         format!(
             "`feed_forward_proj` is {whole} with the function {name}; {kind} support {}",
             known.join(", ")

@@ -6,12 +6,8 @@ use burn::module::Module;
 use megaburn_collective::ProcessGroups;
 
 use super::{
-    Inner, Sharding, ShardingLevel,
-    config::ShardingConfig,
-    order::Params,
-    overlapped_param_all_gather::ParamAllGather,
-    param_kind::ParamKind,
-    replicas::Replicas,
+    Inner, Sharding, ShardingLevel, config::ShardingConfig, order::Params,
+    overlapped_param_all_gather::ParamAllGather, param_kind::ParamKind, replicas::Replicas,
     zero3_params::Zero3Params,
 };
 use crate::error::OptimError;

@@ -51,7 +51,9 @@ fn of_model(run: &Run, args: &mut Dict) {
     }
     match &model.positions {
         // A model with ALiBi or a relative bias is not exported.
-        Positions::None | Positions::Alibi(_) | Positions::Relative(_) => args.set("position_embedding_type", "none"),
+        Positions::None | Positions::Alibi(_) | Positions::Relative(_) => {
+            args.set("position_embedding_type", "none")
+        }
         Positions::Learned => {
             args.set("position_embedding_type", "learned_absolute");
             args.set("max_position_embeddings", int(model.max_seq_len));

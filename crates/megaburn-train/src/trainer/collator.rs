@@ -4,15 +4,16 @@ use burn::{
     prelude::{Device, Int},
     tensor::{Tensor, TensorData},
 };
-use megaburn_data::{Sample, T5Sample};
+use megaburn_data::Sample;
 use megaburn_mesh::{MeshError, PackedRows, Zigzag};
-use megaburn_models::{
-    decoder::{MtpTargets, shift_for_depth},
-    flops::FlopShape,
-};
-use megaburn_parallel::{ContextParallel, EncoderRows, PackedDocuments};
+use megaburn_models::decoder::{MtpTargets, shift_for_depth};
+use megaburn_parallel::PackedDocuments;
 
-use super::packed_row::{Document, Encoded, IGNORED, PackedRow};
+use super::{
+    batch::Batch,
+    packed_row::{Document, Encoded, IGNORED, PackedRow},
+    pair_rows::pairs_of,
+};
 
 /// Turns samples into the inputs of a rank's model.
 #[derive(Clone, Copy, Debug)]
@@ -40,54 +41,6 @@ pub(super) struct Split {
     pub(super) multiple: usize,
 }
 
-/// The inputs and labels of a micro-batch.
-pub(super) struct Batch {
-    /// `[seq_len / n, samples]` on each of `n` context-parallel ranks.
-    pub(super) tokens: Tensor<2, Int>,
-    /// The next token at each position, of the same shape; of an encoder-decoder model those of the
-    /// decoder's positions, which are the last ones.
-    pub(super) labels: Tensor<2, Int>,
-    /// Number of these labels that count in the loss.
-    pub(super) counted: usize,
-    /// The loss mask; `None` if all labels count.
-    pub(super) loss_mask_values: Option<Arc<[bool]>>,
-    /// The inputs and labels of each multi-token-prediction depth.
-    pub(super) ahead: Vec<MtpTargets>,
-    /// Lengths of the documents without padding; of an encoder-decoder model those of each row: the
-    /// encoder's and the decoder's.
-    pub(super) lens: Vec<usize>,
-    /// The positions of the encoder, of an encoder-decoder model.
-    pub(super) encoder: Option<EncoderRows>,
-    /// Number of ranks that share the documents.
-    pub(super) ranks: usize,
-    pub(super) documents: Option<PackedDocuments>,
-    /// The token types of each row, for an encoder.
-    pub(super) token_types: Option<Arc<[Vec<usize>]>>,
-    /// The labels of the binary head, `[1, samples]`, and how many of them count.
-    pub(super) sentence_order: Option<Tensor<2, Int>>,
-    pub(super) counted_rows: usize,
-    /// The ranks that share these sequences, with hybrid context parallelism, where they differ
-    /// between passes.
-    pub(super) parallel: Option<ContextParallel>,
-}
-
-impl Batch {
-    /// FLOPs of forward and backward over all sequences, by Megatron-LM's formula, divided by the
-    /// number of ranks that share them.
-    pub(super) fn flops(&self, shape: &FlopShape) -> f64 {
-        let of_all: f64 = match &self.encoder {
-            Some(_) => {
-                let pairs = self.lens.as_chunks::<2>().0.iter();
-                pairs
-                    .map(|[encoder, decoder]| shape.training_pairs(1, [*encoder, *decoder]))
-                    .sum()
-            }
-            None => self.lens.iter().map(|len| shape.training(1, *len)).sum(),
-        };
-        of_all / self.ranks as f64
-    }
-}
-
 impl Collator {
     /// Builds the batch of some samples, each of which has one token more than labels, on the
     /// device without autodiff. Only the first `counted` samples count in the loss.
@@ -100,12 +53,7 @@ impl Collator {
         counted: usize,
         device: &Device,
     ) -> Result<Batch, MeshError> {
-        let pair = |sample: &'_ Sample| match sample {
-            Sample::T5(sample) => Some(sample.as_ref()),
-            _ => None,
-        };
-        let pairs: Option<Vec<&T5Sample>> = samples.iter().map(pair).collect();
-        if let Some(pairs) = pairs.filter(|pairs| !pairs.is_empty()) {
+        if let Some(pairs) = pairs_of(samples) {
             return Ok(Batch::of_pairs(&pairs, counted, device));
         }
         let row = |(index, sample): (usize, &Sample)| {

@@ -7,7 +7,8 @@ use megaburn_models::DecoderConfig;
 use megaburn_parallel::{ContextParallel, ContextShare, HybridContextParallel, ParallelError};
 
 use super::{
-    collator::{Batch, batch},
+    batch::Batch,
+    collator::batch,
     packed_row::{Document, PackedRow},
 };
 use crate::{config::TrainConfig, error::TrainError};

@@ -1,6 +1,7 @@
 //! The trainer of one rank.
 
 mod access;
+mod batch;
 mod collator;
 mod conversions;
 mod discard;

@@ -4,10 +4,22 @@ use burn::{
     prelude::{Device, Int},
     tensor::{Tensor, TensorData},
 };
-use megaburn_data::T5Sample;
+use megaburn_data::{Sample, T5Sample};
 use megaburn_parallel::EncoderRows;
 
-use super::{collator::Batch, packed_row::IGNORED};
+use super::{batch::Batch, packed_row::IGNORED};
+
+/// The samples of an encoder and a decoder; `None` if they are of another kind.
+pub(super) fn pairs_of(samples: &[Sample]) -> Option<Vec<&T5Sample>> {
+    fn pair(sample: &Sample) -> Option<&T5Sample> {
+        match sample {
+            Sample::T5(pair) => Some(pair),
+            _ => None,
+        }
+    }
+    let pairs: Option<Vec<&T5Sample>> = samples.iter().map(pair).collect();
+    pairs.filter(|pairs| !pairs.is_empty())
+}
 
 impl Batch {
     /// The batch of samples of an encoder and a decoder: the tokens of the encoder, then those of the

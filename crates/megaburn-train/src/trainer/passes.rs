@@ -12,7 +12,7 @@ use megaburn_report::profile::{Range, range};
 
 use crate::{
     error::TrainError,
-    trainer::{Trainer, collator::Batch, hybrid_context::HybridContext, stats::Losses},
+    trainer::{Trainer, batch::Batch, hybrid_context::HybridContext, stats::Losses},
 };
 
 /// The ranks over which gradients are reduced while they are accumulated.

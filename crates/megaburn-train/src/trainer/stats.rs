@@ -5,7 +5,7 @@ use megaburn_collective::{CollectiveError, Group, ProcessGroups, ReduceOp};
 use megaburn_models::{DecoderConfig, decoder::StageLosses, flops::FlopShape};
 use megaburn_optim::{DeviceScalar, OptimError};
 
-use super::collator::Batch;
+use super::batch::Batch;
 use crate::{error::TrainError, failure::read_all};
 
 /// Losses summed over tokens, so that they are divided only once, by all tokens, however these were

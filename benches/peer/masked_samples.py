@@ -10,7 +10,7 @@ from megatron.core.datasets.t5_dataset import T5MaskedWordPieceDataset, T5Masked
 
 SENTINELS = [f"<extra_id_{number}>" for number in range(20)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]", *SENTINELS]
-VOCAB = 2000
+VOCAB = 500
 # Parts of the text between empty lines, such as the speeches of a play, of which a document is made.
 PARTS = 12
 # The most words of an n-gram that is masked, and whether their number is drawn from a geometric distribution.

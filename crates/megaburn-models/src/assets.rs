@@ -100,9 +100,9 @@ impl Assets {
             .map(|(_, bytes)| bytes.as_slice())
     }
 
-    /// Sets the tokens that end, start and pad a text in `generation_config.json`, and in
+    /// Sets special tokens by their kind, such as `eos`, in `generation_config.json`, and in
     /// `config.json` if it exists.
-    pub fn set_special_tokens(&mut self, eos: Option<u32>, bos: Option<u32>, pad: Option<u32>) {
+    pub fn set_special_tokens(&mut self, tokens: &[(&str, Option<u32>)]) {
         for name in ["generation_config.json", "config.json"] {
             let json = self.json(name).filter(Value::is_object);
             let Some(mut json) =
@@ -110,8 +110,8 @@ impl Assets {
             else {
                 continue;
             };
-            for (kind, id) in [("eos", eos), ("bos", bos), ("pad", pad)] {
-                json[format!("{kind}_token_id")] = id.into();
+            for (kind, id) in tokens {
+                json[format!("{kind}_token_id")] = (*id).into();
             }
             self.insert(name, format!("{json:#}\n").into_bytes());
         }

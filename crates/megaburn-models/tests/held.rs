@@ -142,7 +142,11 @@ fn activations(family: Family) -> ActivationMemory {
         ffn: 320,
         layers: 3,
         heads: 8,
-        kv_heads: if shares && !parts.is_encoder_decoder() { 4 } else { 8 },
+        kv_heads: if shares && !parts.is_encoder_decoder() {
+            4
+        } else {
+            8
+        },
         head_dim: if parts.latent.is_some() {
             parts.head_dim
         } else {

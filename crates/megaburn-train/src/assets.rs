@@ -2,10 +2,11 @@
 
 use std::{fs, path::Path};
 
+use megaburn_data::T5DatasetConfig;
 use megaburn_models::assets::Assets;
 
 use crate::{
-    config::{InitFrom, Tokenizer, TrainConfig},
+    config::{DatasetKind, InitFrom, Tokenizer, TrainConfig},
     data::RunData,
     error::TrainError,
 };
@@ -32,8 +33,19 @@ pub(crate) fn assets_of(
     let mut assets = of_model.with_tokenizer_of(of_tokenizer);
     if !is_own {
         // The model's own special tokens have different ids in this tokenizer.
-        let tokenizer = &data.tokenizer;
-        assets.set_special_tokens(Some(tokenizer.eos()), tokenizer.bos(), tokenizer.pad());
+        let tokenizer = data.tokenizer.as_ref();
+        let [bos, pad] = [("bos", tokenizer.bos()), ("pad", tokenizer.pad())];
+        assets.set_special_tokens(&match config.data.dataset {
+            DatasetKind::Gpt | DatasetKind::Bert => {
+                vec![("eos", Some(tokenizer.eos())), bos, pad]
+            }
+            DatasetKind::T5 => vec![
+                ("eos", Some(T5DatasetConfig::default_eos(tokenizer))),
+                bos,
+                pad,
+                ("decoder_start", T5DatasetConfig::default_bos(tokenizer)),
+            ],
+        });
     }
     Ok(assets)
 }

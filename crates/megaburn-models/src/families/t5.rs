@@ -70,8 +70,10 @@ const DEFAULTS: &[KeyDefault] = &[
     KeyDefault::same("tie_word_embeddings", Meaning::Flag(true)),
 ];
 
-const MT5_DEFAULTS: &[KeyDefault] =
-    &[KeyDefault::same("feed_forward_proj", Meaning::Text("gated-gelu"))];
+const MT5_DEFAULTS: &[KeyDefault] = &[KeyDefault::same(
+    "feed_forward_proj",
+    Meaning::Text("gated-gelu"),
+)];
 
 /// Copies of the embedding, and a table that no version of the model reads, in older checkpoints.
 const CONSTANTS: &[&str] = &[

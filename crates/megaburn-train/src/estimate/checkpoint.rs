@@ -37,10 +37,7 @@ impl CheckpointShare {
     /// Nothing is sent.
     pub fn of_rank(config: &TrainConfig, groups: &ProcessGroups) -> Result<Self, TrainError> {
         let layout = groups.layout();
-        let model = config.model.decoder(
-            config.data.seq_len,
-            megaburn_data::ByteTokenizer::VOCAB_SIZE,
-        );
+        let model = config.fresh_model(megaburn_data::ByteTokenizer::VOCAB_SIZE);
         config.check_model(&layout, &model)?;
         let TrainStateShape {
             plan,

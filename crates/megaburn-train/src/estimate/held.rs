@@ -65,6 +65,7 @@ fn activations(
         etp: layout.etp,
         recompute: config.recompute.of_model(),
         scores,
+        decoder_seq_len: config.data.decoder_seq_len,
         fused_loss: config.train.fused_linear_cross_entropy,
         ..ActivationMemory::new(model.clone(), seq_len, micro_batch)
     })

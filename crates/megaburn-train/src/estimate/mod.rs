@@ -45,10 +45,7 @@ impl MemoryEstimate {
         layout: &Layout,
         scores: Scores,
     ) -> Result<Vec<Self>, TrainError> {
-        let model = config.model.decoder(
-            config.data.seq_len,
-            megaburn_data::ByteTokenizer::VOCAB_SIZE,
-        );
+        let model = config.fresh_model(megaburn_data::ByteTokenizer::VOCAB_SIZE);
         config.check_model(layout, &model)?;
         let stages = config.parallel.stages(layout, model.layers)?;
         let states = state::of_stages(config, layout, &model, &stages)?;

@@ -73,15 +73,29 @@ impl T5DatasetConfig {
         Self::with_kind(seq_len, tokenizer, cache.as_ref(), masking, settings)
     }
 
-    /// The spelling of the token that begins the decoder's text. Default: `[BOS]`; else the
-    /// tokenizer's, or if it has none the one that pads, as in T5.
+    /// The token that begins the decoder's text without [`with_bos`](Self::with_bos): `[BOS]`, else
+    /// the tokenizer's, or if it has none the one that pads, as in T5.
+    pub fn default_bos(tokenizer: &dyn Tokenizer) -> Option<u32> {
+        let bos = tokenizer.token_to_id("[BOS]");
+        bos.or(tokenizer.bos()).or(tokenizer.pad())
+    }
+
+    /// The token that ends the decoder's text without [`with_eos`](Self::with_eos): `[EOS]`, else the
+    /// tokenizer's.
+    pub fn default_eos(tokenizer: &dyn Tokenizer) -> u32 {
+        let eos = tokenizer.token_to_id("[EOS]");
+        eos.unwrap_or(tokenizer.eos())
+    }
+
+    /// The spelling of the token that begins the decoder's text. Default:
+    /// [`default_bos`](Self::default_bos).
     pub fn with_bos(mut self, bos: impl Into<String>) -> Self {
         self.kind.bos = Some(bos.into());
         self
     }
 
-    /// The spelling of the token that ends the decoder's text. Default: `[EOS]`, else the
-    /// tokenizer's.
+    /// The spelling of the token that ends the decoder's text. Default:
+    /// [`default_eos`](Self::default_eos).
     pub fn with_eos(mut self, eos: impl Into<String>) -> Self {
         self.kind.eos = Some(eos.into());
         self
@@ -138,7 +152,7 @@ impl MaskedKind for T5Settings {
         let id = |spelling: &str| tokenizer.token_to_id(spelling);
         let bos = match &kind.bos {
             Some(bos) => Some(special(tokenizer, bos, "begins the decoder's text (bos)")?),
-            None => id("[BOS]").or(tokenizer.bos()).or(tokenizer.pad()),
+            None => T5DatasetConfig::default_bos(tokenizer),
         };
         let bos = bos.ok_or_else(|| {
             bad(
@@ -148,7 +162,7 @@ impl MaskedKind for T5Settings {
         })?;
         let eos = match &kind.eos {
             Some(eos) => special(tokenizer, eos, "ends the decoder's text (eos)")?,
-            None => id("[EOS]").unwrap_or(tokenizer.eos()),
+            None => T5DatasetConfig::default_eos(tokenizer),
         };
         let sentinels = kind.sentinels(tokenizer)?;
         let pieces = Pieces::new(tokenizer)?;

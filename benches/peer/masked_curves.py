@@ -60,7 +60,11 @@ class T5:
             num_decoder_layers=LAYERS, num_heads=HEADS, dropout_rate=0.0, feed_forward_proj="gated-gelu",
             tie_word_embeddings=False, pad_token_id=vocab["[PAD]"], eos_token_id=vocab["[EOS]"],
             decoder_start_token_id=vocab["[BOS]"])
-        return transformers.T5ForConditionalGeneration(config)
+        model = transformers.T5ForConditionalGeneration(config)
+        # Transformers draws both for a learning rate that is relative to them, as Adafactor's.
+        model.shared.weight.data.mul_(HIDDEN**-0.5)
+        model.lm_head.weight.data.mul_(HIDDEN**-0.5)
+        return model
 
     def load(self, folder):
         return transformers.T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
@@ -144,6 +148,8 @@ def held_out(kind, model, set, special, args):
         loss += F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum").item()
         num += (labels != -100).sum().item()
         counts_of = (labels != -100) & ~torch.isin(labels, special.to(labels.device))
+        # Of a token of the text it is known that it is no sentinel and not the end.
+        logits[..., special] = -math.inf
         known += (logits.argmax(-1) == labels)[counts_of].sum().item()
         counts.update(labels[counts_of].tolist())
     total = counts.total()

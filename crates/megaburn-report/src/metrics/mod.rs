@@ -30,8 +30,8 @@ pub struct StepMetrics {
     pub lr: f64,
     /// Tokens of the step that count in the loss, over all ranks.
     pub tokens: u64,
-    /// Tokens per second, over all ranks: those of `tokens` or, of an encoder, which predicts few of
-    /// them, all without padding.
+    /// Tokens per second, over all ranks: those of `tokens` or, of a model with an encoder, which
+    /// reads tokens without predicting them, all without padding.
     #[serde(deserialize_with = "nan_if_null")]
     pub tokens_per_second: f64,
     /// 10^12 floating-point operations per second and rank, by Megatron-LM's formula.

@@ -1,4 +1,4 @@
-"""PyTorch's training steps of the whole small models of `bench-models`: prints NAME, a tab, milliseconds.
+"""PyTorch's training steps of the models of `bench-models`: prints NAME, a tab, milliseconds.
 
 As nanoGPT trains: f32 parameters, bf16 by autocast, flash attention, fused AdamW, the gradient clipped to 1;
 once eager and once with torch.compile. `--only NAME` takes the models whose names begin so.
@@ -62,14 +62,84 @@ class Qwen2Block(LlamaBlock):
     bias = True
 
 
+class Gpt7bBlock(Gpt2Block):
+    """As GPT-2's, with fewer heads of keys and values."""
+
+    def __init__(self, hidden, heads, kv_heads, ffn):
+        super().__init__(hidden, heads, kv_heads, ffn)
+        self.sizes = [hidden, kv_heads * hidden // heads, kv_heads * hidden // heads]
+        self.qkv = nn.Linear(hidden, sum(self.sizes))
+
+    def forward(self, x, cos, sin):
+        b, t, d = x.shape
+        parts = self.qkv(self.norm1(x)).split(self.sizes, 2)
+        q, k, v = (part.view(b, t, -1, d // self.heads).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, t, d))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class BertBlock(Gpt2Block):
+    """Norms of the residual stream; `mask` is true for tokens that are no padding."""
+
+    def forward(self, x, mask):
+        b, t, d = x.shape
+        q, k, v = (part.view(b, t, self.heads, -1).transpose(1, 2) for part in self.qkv(x).split(d, 2))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = self.norm1(x + self.out(y.transpose(1, 2).reshape(b, t, d)))
+        return self.norm2(x + self.down(F.gelu(self.up(x))))
+
+
+class Bert(nn.Module):
+    """BertForPreTraining: the losses of 15% of the tokens and of the order of the segments."""
+
+    def __init__(self, vocab, hidden, layers, heads, ffn, seq_len, padded):
+        super().__init__()
+        self.padded = padded
+        self.tokens, self.positions = nn.Embedding(vocab, hidden), nn.Embedding(seq_len, hidden)
+        self.types, self.norm = nn.Embedding(2, hidden), nn.LayerNorm(hidden)
+        self.blocks = nn.ModuleList(BertBlock(hidden, heads, heads, ffn) for _ in range(layers))
+        self.dense, self.head_norm = nn.Linear(hidden, hidden), nn.LayerNorm(hidden)
+        self.bias = nn.Parameter(torch.zeros(vocab))
+        self.pooler, self.order = nn.Linear(hidden, hidden), nn.Linear(hidden, 2)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, 0, 0.02)
+
+    def forward(self, ids, mask, labels, order):
+        x = self.tokens(ids) + self.positions.weight + self.types.weight[0]
+        x = self.norm(x)
+        for block in self.blocks:
+            x = block(x, mask)
+        first = torch.tanh(self.pooler(x[:, 0]))
+        y = self.head_norm(F.gelu(self.dense(x)))
+        logits = F.linear(y, self.tokens.weight, self.bias)
+        masked = F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), labels.view(-1))
+        return masked + F.cross_entropy(self.order(first).float(), order)
+
+    def batch(self, rows):
+        seq_len = self.positions.num_embeddings
+        ids = torch.randint(0, self.tokens.num_embeddings, (rows, seq_len), device="cuda")
+        held = torch.full((rows, 1), seq_len, device="cuda")
+        if self.padded:
+            held[:: 10] = seq_len // 2  # A tenth is cut, to half the length on average.
+        is_text = torch.arange(seq_len, device="cuda")[None] < held
+        labels = torch.where((torch.rand(rows, seq_len, device="cuda") < 0.15) & is_text, ids, -100)
+        mask = is_text[:, None, None] if self.padded else None
+        return ids, mask, labels, torch.zeros(rows, dtype=torch.long, device="cuda")
+
+
 class Model(nn.Module):
+    tied = True
+
     def __init__(self, block, vocab, hidden, layers, heads, kv_heads, ffn, seq_len):
         super().__init__()
         self.tokens = nn.Embedding(vocab, hidden)
-        gpt2 = block is Gpt2Block
+        gpt2 = issubclass(block, Gpt2Block)
         self.positions = nn.Embedding(seq_len, hidden) if gpt2 else None
         self.blocks = nn.ModuleList(block(hidden, heads, kv_heads, ffn) for _ in range(layers))
         self.norm = nn.LayerNorm(hidden) if gpt2 else nn.RMSNorm(hidden, eps=1e-5)
+        self.head = None if self.tied else nn.Linear(hidden, vocab, bias=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, 0, 0.02)
@@ -85,15 +155,25 @@ class Model(nn.Module):
             x = x + self.positions.weight[: ids.shape[1]]
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
-        # Tied, as the model's.
-        logits = F.linear(self.norm(x), self.tokens.weight)
+        head = self.tokens.weight if self.head is None else self.head.weight
+        logits = F.linear(self.norm(x), head)
         return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), ids.view(-1))
+
+    def batch(self, rows):
+        return (torch.randint(0, self.tokens.num_embeddings, (rows, self.cos.shape[0]), device="cuda"),)
+
+
+class Untied(Model):
+    tied = False
 
 
 # As megaburn, vocabularies are padded to a multiple of 128.
-GPT2 = (Gpt2Block, 50304, 768, 12, 12, 12, 3072, 1024)
-LLAMA = (LlamaBlock, 50304, 768, 12, 12, 12, 2048, 1024)
-QWEN2 = (Qwen2Block, 151936, 896, 24, 14, 2, 4864, 2048)
+GPT2 = (Model, Gpt2Block, 50304, 768, 12, 12, 12, 3072, 1024)
+LLAMA = (Model, LlamaBlock, 50304, 768, 12, 12, 12, 2048, 1024)
+QWEN2 = (Model, Qwen2Block, 151936, 896, 24, 14, 2, 4864, 2048)
+GPT_7B = (Untied, Gpt7bBlock, 131200, 4096, 8, 32, 8, 16384, 8192)
+BERT_LARGE = (Bert, 30592, 1024, 24, 16, 4096, 512, True)
+BERT_FULL = (Bert, 30592, 1024, 24, 16, 4096, 512, False)
 CASES = [
     ("gpt2 16x1", GPT2, 16, 1),
     ("gpt2 1x16", GPT2, 1, 16),
@@ -101,21 +181,25 @@ CASES = [
     ("llama 1x16", LLAMA, 1, 16),
     ("qwen2 4x1", QWEN2, 4, 1),
     ("qwen2 1x4", QWEN2, 1, 4),
+    ("gpt-7b 1x4", GPT_7B, 1, 4),
+    ("bert-large 32x1", BERT_LARGE, 32, 1),
+    ("bert-full 32x1", BERT_FULL, 32, 1),
 ]
 
 
 def measured(name, shape, micro_batch, micro_batches, compiled, steps):
     torch.manual_seed(0)
     torch._dynamo.reset()
-    model = Model(*shape).cuda()
+    kind, *sizes = shape
+    model = kind(*sizes).cuda()
     forward = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, fused=True)
-    ids = torch.randint(0, shape[1], (micro_batch, shape[-1]), device="cuda")
+    batch = model.batch(micro_batch)
 
     def step():
         for _ in range(micro_batches):
             with torch.autocast("cuda", torch.bfloat16):
-                loss = forward(ids) / micro_batches
+                loss = forward(*batch) / micro_batches
             loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

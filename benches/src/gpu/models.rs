@@ -1,4 +1,7 @@
-//! Training steps of complete small models on one GPU, compared with PyTorch's.
+//! Training steps of complete models on one GPU, compared with PyTorch's.
+
+mod cases;
+mod sentences;
 
 use std::{ffi::OsString, fs, path::PathBuf, process::ExitCode};
 
@@ -16,101 +19,18 @@ use crate::{
     Failure,
     report::{Args, Report, Table},
 };
-
-/// A model and a batch. `benches/peer/models.py` defines the same cases under the same names.
-struct Case {
-    name: &'static str,
-    config: &'static str,
-    micro_batch: usize,
-    micro_batches: usize,
-}
-
-const GPT2: &str = r#"
-[model]
-family = "gpt2"
-vocab = 50257
-hidden = 768
-ffn = 3072
-layers = 12
-heads = 12
-kv_heads = 12
-[data]
-seq_len = 1024
-"#;
-
-/// GPT-2's width and depth with Llama's blocks, without biases, learned positions and layer norms;
-/// the difference shows what they cost.
-const LLAMA: &str = r#"
-[model]
-family = "llama"
-vocab = 50257
-hidden = 768
-ffn = 2048
-layers = 12
-heads = 12
-kv_heads = 12
-[data]
-seq_len = 1024
-"#;
-
-const QWEN2: &str = r#"
-[model]
-family = "qwen2"
-vocab = 151936
-hidden = 896
-ffn = 4864
-layers = 24
-heads = 14
-kv_heads = 2
-rope_theta = 1e6
-[data]
-seq_len = 2048
-"#;
-
-const CASES: [Case; 6] = [
-    Case {
-        name: "gpt2 16x1",
-        config: GPT2,
-        micro_batch: 16,
-        micro_batches: 1,
-    },
-    Case {
-        name: "gpt2 1x16",
-        config: GPT2,
-        micro_batch: 1,
-        micro_batches: 16,
-    },
-    Case {
-        name: "llama 16x1",
-        config: LLAMA,
-        micro_batch: 16,
-        micro_batches: 1,
-    },
-    Case {
-        name: "llama 1x16",
-        config: LLAMA,
-        micro_batch: 1,
-        micro_batches: 16,
-    },
-    Case {
-        name: "qwen2 4x1",
-        config: QWEN2,
-        micro_batch: 4,
-        micro_batches: 1,
-    },
-    Case {
-        name: "qwen2 1x4",
-        config: QWEN2,
-        micro_batch: 1,
-        micro_batches: 4,
-    },
-];
+use cases::{CASES, Case, Data};
+use sentences::Sentences;
 
 const ABOUT: &str = "One optimizer step (forward, backward, clipping, AdamW with f32 masters, gradients and \
-    moments) of whole small models in bf16 on one GPU. gpt2: GPT-2 124M (hidden 768, 12 layers, 12 heads, biases, \
+    moments) of whole models in bf16 on one GPU. gpt2: GPT-2 124M (hidden 768, 12 layers, 12 heads, biases, \
     vocabulary 50257), sequences of 1024 tokens. llama: the same width and depth with Llama's blocks (ffn 2048). \
     qwen2: Qwen2-0.5B's shape (hidden 896, 24 layers, 14 heads and 2 of keys and values, ffn 4864, vocabulary \
-    151936), sequences of 2048 tokens. AxB: A sequences in each of B micro-batches. PyTorch keeps f32 parameters and \
+    151936), sequences of 2048 tokens. gpt-7b: 8 of the 32 layers of the GPT of Megatron-LM's CI (hidden 4096, 32 heads \
+    and 8 of keys and values, ffn 16384, biases, untied, vocabulary 131073), sequences of 8192 tokens. bert-large: \
+    hidden 1024, 24 layers, 16 heads, ffn 4096, vocabulary 30522, rows of 512 positions, of which a tenth are cut to \
+    a random length, and PyTorch gets a mask of the padding; bert-full: the same without padding and mask. AxB: A \
+    sequences in each of B micro-batches. PyTorch keeps f32 parameters and \
     computes in bf16 by autocast. The time is the median from the end of a step to the end of the next, its loss \
     read; the ratio is PyTorch's time by ours.";
 
@@ -156,10 +76,12 @@ fn run(args: &ModelsArgs) -> Result<(), Failure> {
         &file,
         "The quick brown fox jumps over the lazy dog. ".repeat(20_000),
     )?;
+    let sentences = Sentences::new(folder.path());
     let load = |case: &Case| -> Result<TrainConfig, Failure> {
         let Case {
             micro_batch,
             micro_batches,
+            data,
             ..
         } = case;
         let batch = format!(
@@ -169,11 +91,20 @@ fn run(args: &ModelsArgs) -> Result<(), Failure> {
         );
         let layers = ConfigLayers::new().with_text("model", case.config)?;
         let mut config = layers.with_text("batch", &batch)?;
+        let path = match data {
+            Data::Text => file.clone(),
+            Data::Sentences => {
+                for set in sentences.settings()? {
+                    config = config.with_set(&set)?;
+                }
+                sentences.prefix()
+            }
+        };
         for set in &args.set {
             config = config.with_set(set)?;
         }
         Ok(config
-            .with_data(&file.to_string_lossy())?
+            .with_data(&path.to_string_lossy())?
             .with_layout("tp1")?
             .load()?)
     };
@@ -184,7 +115,8 @@ fn run(args: &ModelsArgs) -> Result<(), Failure> {
     };
     let cases: Vec<_> = CASES.iter().filter(is_wanted).collect();
     if cases.is_empty() {
-        let names = CASES.map(|case| case.name).join(", ");
+        let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
+        let names = names.join(", ");
         return Err(format!("--only {:?}: there are {names}", args.only.as_deref()).into());
     }
     let peers = peer_times(args.peer.as_deref())?;

@@ -7,6 +7,7 @@
 
 use std::{
     collections::BTreeMap,
+    path::PathBuf,
     sync::{Arc, Mutex},
 };
 
@@ -17,7 +18,7 @@ use megaburn::{
     train::{ConfigLayers, TrainConfig, config::Dtype},
 };
 
-use crate::{Test, steps::trainer};
+use crate::{Test, sentences::Sentences, steps::trainer};
 use megaburn_test_support::text::{fresh_seed, write_random_text};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -80,7 +81,23 @@ fn is_unknown(kernel: &str) -> bool {
     !kernel.starts_with("megaburn") && !STOCK.iter().any(|known| kernel.starts_with(known))
 }
 
-fn config(family: Family, dtype: Dtype, data: &str) -> Result<TrainConfig, String> {
+/// Data of both kinds.
+struct Data {
+    text: PathBuf,
+    sentences: Sentences,
+}
+
+fn config(family: Family, dtype: Dtype, data: &Data) -> Result<TrainConfig, String> {
+    let data = if family.template().bidirectional {
+        let Sentences {
+            prefix,
+            vocabulary,
+            cache,
+        } = &data.sentences;
+        format!("path = {prefix:?}\ntokenizer = {vocabulary:?}\ncache_dir = {cache:?}")
+    } else {
+        format!("path = {:?}", data.text)
+    };
     let experts = match family.template().experts {
         Some(_) => {
             "[moe]\naux_loss = 0.01\nseq_aux_loss = 0.01\nglobal_aux_loss = 0.01\nz_loss = 0.01"
@@ -89,7 +106,7 @@ fn config(family: Family, dtype: Dtype, data: &str) -> Result<TrainConfig, Strin
     };
     let text = format!(
         "[model]\nfamily = \"{family}\"\n{SIZES}\n{experts}
-        [data]\npath = {data:?}\nseq_len = 32
+        [data]\n{data}\nseq_len = 32
         [train]\nsteps = 3\nglobal_batch = 4\nmicro_batch = 2\ndtype = \"{dtype}\""
     );
     let layers = ConfigLayers::new().with_text("launches.toml", &text);
@@ -103,7 +120,10 @@ fn known_only() -> Result<(), String> {
     std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
     let path = folder.join("text.txt");
     write_random_text(&path, 10_000, fresh_seed());
-    let data = path.to_str().expect("the folder's name is text");
+    let data = Data {
+        text: path,
+        sentences: Sentences::write(&folder, fresh_seed())?,
+    };
     let mut unknown = Vec::new();
     // Sinks and biases of experts are composed of tensor operations, with kernels of Burn.
     let fused = Family::BUILT_IN
@@ -111,7 +131,7 @@ fn known_only() -> Result<(), String> {
         .filter(|family| *family != Family::GPT_OSS);
     for family in fused {
         for dtype in [Dtype::Bf16, Dtype::F32] {
-            let config = config(family, dtype, data)?;
+            let config = config(family, dtype, &data)?;
             let told = |error: megaburn::train::TrainError| format!("{family}, {dtype}: {error}");
             let mut trainer = trainer(&config, Device::cuda(0)).map_err(told)?;
             // The first step also allocates buffers that are kept.

@@ -29,6 +29,7 @@ mod rows;
 mod runner;
 mod runs;
 mod saves;
+mod sentences;
 mod steps;
 mod zero;
 

@@ -18,12 +18,17 @@ pub(super) struct Saved<T> {
     pub(super) k: T,
     /// `[s_k, b, hkv, d_v]`.
     pub(super) v: T,
+    /// The bias of the scores, `[hq, s_q + s_k - 1]`, if there is one.
+    pub(super) bias: Option<T>,
     /// `[s_q, b, hq, d_v]`.
     pub(super) out: T,
     /// The LSE, `[b, hq, s_q]` in f32.
     pub(super) lse: T,
     pub(super) options: AttentionOptions,
 }
+
+/// The gradients of `q`, `k` and `v`, and of the bias if there is one.
+pub(super) type FusedGradients<B> = ([FloatTensor<B>; 3], Option<FloatTensor<B>>);
 
 pub(super) trait Fused: Backend {
     /// Computes the result, `[s_q, b, hq, d_v]`, as part of [`Saved`]; `None` if the device does
@@ -32,12 +37,14 @@ pub(super) trait Fused: Backend {
         q: &FloatTensor<Self>,
         k: &FloatTensor<Self>,
         v: &FloatTensor<Self>,
+        bias: Option<&FloatTensor<Self>>,
         options: &AttentionOptions,
     ) -> Option<Saved<FloatTensor<Self>>>;
 
-    /// The gradients of `q`, `k` and `v`, from the gradient of the result.
+    /// The gradients of `q`, `k` and `v`, and of the bias if there is one, from the gradient of the
+    /// result.
     fn fused_gradients(
         saved: Saved<FloatTensor<Self>>,
         dout: FloatTensor<Self>,
-    ) -> [FloatTensor<Self>; 3];
+    ) -> FusedGradients<Self>;
 }

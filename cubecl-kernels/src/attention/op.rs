@@ -29,11 +29,7 @@ impl<B: GemmOps + Scores + Fused, const N: usize> FusedOp<B, N> for Attention {
     fn forward(self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved) {
         let Self(options) = self;
         let ([q, k, v], [bias]) = optional(inputs);
-        let by_kernel = match bias {
-            Some(_) => None,
-            None => B::fused(&q, &k, &v, &options),
-        };
-        if let Some(saved) = by_kernel {
+        if let Some(saved) = B::fused(&q, &k, &v, bias.as_ref(), &options) {
             return (saved.out.clone(), Saved::Fused(saved));
         }
         let (y, saved) = fallback::forward::<B>([q, k, v], bias, &options);
@@ -44,7 +40,7 @@ impl<B: GemmOps + Scores + Fused, const N: usize> FusedOp<B, N> for Attention {
         let (gradients, of_bias) = match saved {
             Saved::Fused(saved) => {
                 let dy = cast::<B>(dy, saved.out.dtype().into());
-                (B::fused_gradients(saved, dy), None)
+                B::fused_gradients(saved, dy)
             }
             Saved::FallbackAttention(saved) => fallback::backward::<B>(saved, dy),
         };

@@ -9,7 +9,7 @@ use super::*;
 use crate::DropoutKey;
 
 /// `(q, k, v)` for `[s_q, s_k, b, hq, hkv, d]`.
-fn qkv([s_q, s_k, b, hq, hkv, d]: [usize; 6]) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
+pub(super) fn qkv([s_q, s_k, b, hq, hkv, d]: [usize; 6]) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
     (
         normal([s_q, b, hq, d]),
         normal([s_k, b, hkv, d]),
@@ -17,7 +17,11 @@ fn qkv([s_q, s_k, b, hq, hkv, d]: [usize; 6]) -> (Tensor<4>, Tensor<4>, Tensor<4
     )
 }
 
-fn options(causal: bool, query_offset: usize, window: Option<usize>) -> AttentionOptions {
+pub(super) fn options(
+    causal: bool,
+    query_offset: usize,
+    window: Option<usize>,
+) -> AttentionOptions {
     AttentionOptions {
         causal,
         query_offset,
@@ -26,7 +30,7 @@ fn options(causal: bool, query_offset: usize, window: Option<usize>) -> Attentio
     }
 }
 
-fn packed<const N: usize, const B: usize>(
+pub(super) fn packed<const N: usize, const B: usize>(
     queries: [[usize; N]; B],
     keys: [[usize; N]; B],
     options: AttentionOptions,
@@ -38,7 +42,7 @@ fn packed<const N: usize, const B: usize>(
     }
 }
 
-fn packed_from<const N: usize, const M: usize, const B: usize>(
+pub(super) fn packed_from<const N: usize, const M: usize, const B: usize>(
     queries: [[usize; N]; B],
     keys: [[usize; N]; B],
     offsets: [[usize; M]; B],
@@ -53,7 +57,7 @@ fn packed_from<const N: usize, const M: usize, const B: usize>(
     }
 }
 
-fn dropped(p: f64, shape: [usize; 4], options: AttentionOptions) -> AttentionOptions {
+pub(super) fn dropped(p: f64, shape: [usize; 4], options: AttentionOptions) -> AttentionOptions {
     let rng = PositionRng::new(7, Purpose::Dropout, "attention").with_stream(2);
     let dropout = Some(AttentionDropout::new(p, DropoutKey::new(rng, &shape)));
     AttentionOptions { dropout, ..options }

@@ -7,6 +7,7 @@
 #![cfg(feature = "cuda")]
 
 mod attention;
+mod attention_bias;
 mod attention_parts;
 mod bias;
 mod compare;
@@ -40,6 +41,7 @@ type Test = (&'static str, TestFn);
 pub fn tests() -> impl Iterator<Item = (String, TestFn)> {
     let modules = [
         ("attention", attention::TESTS),
+        ("attention_bias", attention_bias::TESTS),
         ("attention_parts", attention_parts::TESTS),
         ("bias", bias::TESTS),
         ("cross_entropy", cross_entropy::TESTS),
@@ -81,9 +83,10 @@ pub fn has_cudnn() -> bool {
 
 /// The tests of `--quick` by the starts of their names: at least one per module, chosen for coverage
 /// per time.
-pub const QUICK: [&str; 19] = [
+pub const QUICK: [&str; 20] = [
     "kernels::attention::fused_attention_reads_views",
     "kernels::attention::the_kernel_is_the_one_that_was_chosen",
+    "kernels::attention_bias::parts_with_a_bias_are_those_of_the_cpu",
     "kernels::attention_parts::parts_of_attention_join_as_on_the_cpu",
     "kernels::cross_entropy::losses_and_their_gradients",
     "kernels::cudnn::attention_of_every_head_size",

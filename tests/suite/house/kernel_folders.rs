@@ -30,7 +30,7 @@ const OWN: [(&str, &[&str]); 12] = [
         "activation",
         &["clamped_swiglu", "geglu", "gelu", "squared_relu", "swiglu"],
     ),
-    ("attention", &["fused", "scores"]),
+    ("attention", &["biased", "fused", "scores"]),
     (
         "attention/partial",
         &["merge", "partial_attention", "sinks"],

@@ -228,7 +228,8 @@ impl Buckets {
     }
 
     /// The bucket of a distance, the key's position less the query's. Computed in f32 as PyTorch
-    /// does, so that the bounds of buckets are those of Transformers.
+    /// does, whose logarithm is rounded correctly, so that bounds of buckets are those of
+    /// Transformers.
     fn of_distance(self, distance: i64) -> usize {
         let Self {
             per_direction,
@@ -244,9 +245,92 @@ impl Buckets {
         if steps < exact {
             return first + steps;
         }
-        let octaves = (steps as f32 / exact as f32).ln();
+        let octaves = f64::from(steps as f32 / exact as f32).ln() as f32;
         let all = (max_distance as f64 / exact as f64).ln() as f32;
         let beyond = octaves / all * (per_direction - exact) as f32;
         first + (exact + beyond as usize).min(per_direction - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn config(bidirectional: bool, num_buckets: usize, max_distance: usize) -> RelativeBiasConfig {
+        RelativeBiasConfig::new(num_buckets, max_distance, 2).with_bidirectional(bidirectional)
+    }
+
+    /// For distances from -300 to 300 as Transformers' `T5Attention._relative_position_bucket` in
+    /// PyTorch: the first distance of each run of one bucket, and the bucket.
+    #[rstest]
+    #[case::encoder(config(true, 32, 128), &[
+        (-300, 15), (-90, 14), (-63, 13), (-45, 12), (-31, 11), (-22, 10), (-15, 9), (-11, 8),
+        (-7, 7), (-6, 6), (-5, 5), (-4, 4), (-3, 3), (-2, 2), (-1, 1), (0, 0), (1, 17), (2, 18),
+        (3, 19), (4, 20), (5, 21), (6, 22), (7, 23), (8, 24), (12, 25), (16, 26), (23, 27),
+        (32, 28), (46, 29), (64, 30), (91, 31),
+    ])]
+    #[case::decoder(config(false, 32, 128), &[
+        (-300, 31), (-112, 30), (-98, 29), (-86, 28), (-76, 27), (-66, 26), (-58, 25), (-51, 24),
+        (-45, 23), (-39, 22), (-34, 21), (-30, 20), (-26, 19), (-23, 18), (-20, 17), (-18, 16),
+        (-15, 15), (-14, 14), (-13, 13), (-12, 12), (-11, 11), (-10, 10), (-9, 9), (-8, 8),
+        (-7, 7), (-6, 6), (-5, 5), (-4, 4), (-3, 3), (-2, 2), (-1, 1), (0, 0),
+    ])]
+    #[case::few(config(true, 6, 20), &[(-300, 2), (-4, 1), (0, 0), (1, 4), (5, 5)])]
+    #[case::odd(config(false, 5, 17), &[(-300, 4), (-8, 3), (-4, 2), (-1, 1), (0, 0)])]
+    #[case::near(config(true, 8, 9), &[
+        (-300, 3), (-4, 2), (-1, 1), (0, 0), (1, 5), (2, 6), (5, 7),
+    ])]
+    #[case::least(config(false, 2, 300), &[(-300, 1), (0, 0)])]
+    // A logarithm that is not rounded correctly puts the distance 20 into the bucket before.
+    #[case::rounding(config(false, 24, 20), &[
+        (-300, 23), (-19, 22), (-18, 21), (-17, 20), (-16, 18), (-15, 17), (-14, 15), (-13, 13),
+        (-12, 12), (-11, 11), (-10, 10), (-9, 9), (-8, 8), (-7, 7), (-6, 6), (-5, 5), (-4, 4),
+        (-3, 3), (-2, 2), (-1, 1), (0, 0),
+    ])]
+    fn the_buckets_are_those_of_transformers(
+        #[case] config: RelativeBiasConfig,
+        #[case] runs: &[(i64, usize)],
+    ) {
+        let buckets = Buckets::of(&config).unwrap();
+        for distance in -300..=300 {
+            let run = runs.iter().rfind(|(first, _)| *first <= distance).unwrap();
+            assert_eq!(buckets.of_distance(distance), run.1, "distance {distance}");
+        }
+    }
+
+    #[rstest]
+    #[case(config(true, 3, 20), "3 buckets must be 4 or more, and even")]
+    #[case(config(true, 2, 20), "2 buckets must be 4 or more")]
+    #[case(config(false, 1, 20), "1 buckets must be 2 or more")]
+    #[case(config(true, 32, 8), "the largest distance 8 must exceed 8")]
+    fn buckets_that_cannot_be_are_refused(
+        #[case] config: RelativeBiasConfig,
+        #[case] message: &str,
+    ) {
+        let error = config.init(&Group::single(0), &Device::flex());
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+
+    #[test]
+    fn a_line_is_cut_where_a_segment_needs_it() {
+        let device = Device::flex();
+        let bias = config(true, 8, 9).init(&Group::single(0), &device).unwrap();
+        let [short, long] = [5, 9].map(|len| bias.forward(len));
+        assert_eq!(short.dims(), [2, 1, 9]);
+        let found = line(&long, 0, 5, 5).into_data();
+        assert_eq!(found, line(&short, 0, 5, 5).into_data());
+        // Queries at positions 3 and 4 of 5 keys: the first column is of key 0 and query 4.
+        let last = line(&short, 3, 2, 5).into_data();
+        let all = short.reshape([2, 9]).narrow(1, 0, 6);
+        assert_eq!(last, all.into_data());
+    }
+
+    #[test]
+    #[should_panic(expected = "for 5 positions does not cover 2 queries from position 4 on")]
+    fn a_line_that_is_too_short_is_refused() {
+        line(&Tensor::zeros([1, 1, 9], &Device::flex()), 4, 2, 6);
     }
 }

@@ -4,8 +4,9 @@ use burn::{nn::Initializer, prelude::Device};
 use megaburn_collective::Group;
 use megaburn_mesh::{FusedPart, Zigzag};
 use megaburn_parallel::{
-    CrossEntropyConfig, MlpConfig, MultiLatentAttentionConfig, ParallelDropoutConfig,
-    ParallelError, ParallelLinearConfig, PositionEmbeddingConfig, ReplicatedLinearConfig,
+    AttentionGroups, ContextComm, ContextParallel, CrossAttentionConfig, CrossEntropyConfig,
+    MlpConfig, MultiLatentAttentionConfig, ParallelDropoutConfig, ParallelError,
+    ParallelLinearConfig, PositionEmbeddingConfig, RelativeBiasConfig, ReplicatedLinearConfig,
     SelfAttentionConfig, VocabParallelEmbeddingConfig,
 };
 use rstest::rstest;
@@ -35,6 +36,8 @@ layers!(
     PositionEmbeddingConfig => |config, group| config.init(group, &Device::flex()),
     SelfAttentionConfig => |config, group| config.init(group, &Device::flex()),
     MultiLatentAttentionConfig => |config, group| config.init(group, &Device::flex()),
+    CrossAttentionConfig => |config, group| config.init(group, &Device::flex()),
+    RelativeBiasConfig => |config, group| config.init(group, &Device::flex()),
     ReplicatedLinearConfig => |config, group| config.init(group, &Device::flex()),
     CrossEntropyConfig => |config, group| config.init(group),
     ParallelDropoutConfig => |config, group| config.init(group, Zigzag::WHOLE),
@@ -57,6 +60,10 @@ fn attention(heads: usize, kv_heads: usize) -> SelfAttentionConfig {
     SelfAttentionConfig::new(8, heads, kv_heads, 2).with_name("attention")
 }
 
+fn cross(heads: usize) -> CrossAttentionConfig {
+    CrossAttentionConfig::new(8, heads, 2).with_name("cross")
+}
+
 fn dropout(prob: f64) -> ParallelDropoutConfig {
     ParallelDropoutConfig::new(prob, "blocks.0.dropout".into())
 }
@@ -68,6 +75,8 @@ fn dropout(prob: f64) -> ParallelDropoutConfig {
 #[case::mlp("ParallelLinear", MlpConfig::new(4, 4))]
 #[case::attention("ParallelLinear", SelfAttentionConfig::new(4, 2, 2, 2))]
 #[case::latent("ParallelLinear", MultiLatentAttentionConfig::new(4, 2, 2, 2, 2, 2))]
+#[case::cross_attention("ParallelLinear", CrossAttentionConfig::new(4, 2, 2))]
+#[case::relative_bias("RelativeBias", RelativeBiasConfig::new(8, 16, 2))]
 #[case::replicated("ReplicatedLinear", ReplicatedLinearConfig::new(4, 4))]
 fn an_unnamed_layer_in_a_group_is_refused(#[case] layer: &str, #[case] config: impl Layer + Clone) {
     assert_eq!(
@@ -120,6 +129,19 @@ fn an_unnamed_layer_in_a_group_is_refused(#[case] layer: &str, #[case] config: i
     "SelfAttention `attention`: 6 heads are not divisible by 4 key/value heads and",
     attention(6, 4)
 )]
+#[case::sinks_with_relative_bias(
+    "SelfAttention `attention`: a relative bias does not support attention sinks",
+    attention(4, 4).with_relative_bias(true).with_sinks(true)
+)]
+#[case::cross_heads(
+    "CrossAttention `cross`: 6 heads are not divisible by 4 key/value heads and",
+    cross(6).with_num_kv_heads(Some(4))
+)]
+#[case::cross_dropout("CrossAttention `cross`: dropout 1 is not in [0, 1)", cross(4).with_dropout(1.0))]
+#[case::no_buckets(
+    "RelativeBias `bias`: 0 buckets must be 2 or more",
+    RelativeBiasConfig::new(0, 16, 4).with_name("bias")
+)]
 #[case::no_kv_heads(
     "SelfAttention `attention`: 6 heads are not divisible by 0 key/value heads and",
     attention(6, 0)
@@ -164,6 +186,14 @@ fn a_contradiction_is_refused_under_every_layout(
     "`attention.qkv`: a part of 6 units of 2 cannot be sharded over 4 tp ranks",
     attention(12, 6)
 )]
+#[case::cross_heads(
+    "CrossAttention `cross`: 6 heads are not divisible by 6 key/value heads and 4 tensor-parallel ranks",
+    cross(6)
+)]
+#[case::heads_of_a_bias(
+    "`bias`: a part of 6 units of 1 cannot be sharded over 4 tp ranks",
+    RelativeBiasConfig::new(8, 16, 6).with_name("bias")
+)]
 #[case::mlp(
     "`mlp.up`: a part of 6 units of 1 cannot be sharded over 4 tp ranks",
     MlpConfig::gated(8, 6).with_name("mlp"))]
@@ -188,5 +218,31 @@ fn an_orthogonal_layer_may_be_drawn_whole() {
     for (i, value) in product.into_iter().enumerate() {
         let unit = if i % 5 == 0 { 1.0 } else { 0.0 };
         assert!((value - unit).abs() < 1e-5, "element {i}: {value}");
+    }
+}
+
+#[test]
+fn ranks_that_share_sequences_are_refused_by_name() {
+    let messages = on_ranks(2, 0, |group| {
+        let groups = AttentionGroups {
+            tp: Group::single(0),
+            cp: ContextParallel::new(&group, ContextComm::P2p).unwrap(),
+        };
+        let device = Device::flex();
+        let crossed = cross(4).init(groups.clone(), &device).unwrap_err();
+        let biased = attention(4, 4).with_relative_bias(true);
+        let biased = biased.init(groups, &device).unwrap_err();
+        [crossed.to_string(), biased.to_string()]
+    });
+    for [crossed, biased] in messages {
+        let why = "does not support sequences that 2 context-parallel ranks share: set cp = 1";
+        assert_eq!(
+            crossed,
+            format!("CrossAttention `cross`: cross attention {why}")
+        );
+        assert_eq!(
+            biased,
+            format!("SelfAttention `attention`: a relative bias {why}")
+        );
     }
 }

@@ -14,7 +14,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, Slice};
 use megaburn_autograd::backend_ops::{cast, compute_dtype};
 
-use super::fused::{Fused, Saved};
+use super::fused::{Fused, FusedGradients, Saved};
 use super::options::{AttentionOptions, Piece};
 use super::scores::Scores;
 use crate::gemm_ops::GemmOps;
@@ -26,15 +26,13 @@ impl Fused for burn::backend::Flex {
         _: &FloatTensor<Self>,
         _: &FloatTensor<Self>,
         _: &FloatTensor<Self>,
+        _: Option<&FloatTensor<Self>>,
         _: &AttentionOptions,
     ) -> Option<Saved<FloatTensor<Self>>> {
         None
     }
 
-    fn fused_gradients(
-        _: Saved<FloatTensor<Self>>,
-        _: FloatTensor<Self>,
-    ) -> [FloatTensor<Self>; 3] {
+    fn fused_gradients(_: Saved<FloatTensor<Self>>, _: FloatTensor<Self>) -> FusedGradients<Self> {
         unreachable!("the forward pass saved nothing")
     }
 }

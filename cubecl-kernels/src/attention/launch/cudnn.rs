@@ -10,9 +10,10 @@ use crate::attention::options::{AUTO_LEN, AttentionKernel, AttentionOptions};
 /// `[b, hq, s_q]` in f32. `None` if cuDNN is not used.
 pub(in crate::attention) fn forward(
     inputs: &[CubeTensor; 3],
+    biased: bool,
     options: &AttentionOptions,
 ) -> Option<[CubeTensor; 5]> {
-    let (causal, scale) = asked([&inputs[0], &inputs[1]], options)?;
+    let (causal, scale) = asked([&inputs[0], &inputs[1]], biased, options)?;
     let [q, k, v] = inputs.clone().map(readable);
     if !may_ask(options.kernel, [&q, &k, &v], causal) {
         return None;
@@ -26,9 +27,10 @@ pub(in crate::attention) fn backward(
     inputs: [&CubeTensor; 3],
     [out, lse]: [&CubeTensor; 2],
     dout: &CubeTensor,
+    biased: bool,
     options: &AttentionOptions,
 ) -> Option<[CubeTensor; 3]> {
-    let (causal, scale) = asked([inputs[0], inputs[1]], options)?;
+    let (causal, scale) = asked([inputs[0], inputs[1]], biased, options)?;
     if !may_ask(options.kernel, inputs, causal) {
         return None;
     }
@@ -37,13 +39,17 @@ pub(in crate::attention) fn backward(
 
 /// Whether cuDNN masks causally, and the scale of scores; `None` if cuDNN is not chosen or does not
 /// support the options. Each reason for a fallback is logged once.
-fn asked([q, k]: [&CubeTensor; 2], options: &AttentionOptions) -> Option<(bool, f32)> {
+fn asked(
+    [q, k]: [&CubeTensor; 2],
+    biased: bool,
+    options: &AttentionOptions,
+) -> Option<(bool, f32)> {
     let [s_q, _, _, d] = q.meta.shape().dims();
     if !is_chosen(options.kernel, [s_q, k.meta.shape()[0]]) {
         return None;
     }
     let scale = options.factor(d) as f32;
-    match unserved(options, scale) {
+    match unserved(options, biased, scale) {
         None => Some((options.causal, scale)),
         Some(why) => {
             cudnn::fallback_reason(why, options.kernel == AttentionKernel::Cudnn);
@@ -53,7 +59,7 @@ fn asked([q, k]: [&CubeTensor; 2], options: &AttentionOptions) -> Option<(bool, 
 }
 
 /// The first option that cuDNN does not support.
-fn unserved(options: &AttentionOptions, scale: f32) -> Option<&'static str> {
+fn unserved(options: &AttentionOptions, biased: bool, scale: f32) -> Option<&'static str> {
     let AttentionOptions {
         scale: _,
         causal,
@@ -66,6 +72,7 @@ fn unserved(options: &AttentionOptions, scale: f32) -> Option<&'static str> {
         tiles: _,
     } = options;
     let reasons = [
+        (biased, "a bias of scores"),
         (window.is_some(), "a window"),
         (soft_cap.is_some(), "a soft cap on scores"),
         (sequences.is_some(), "packed sequences"),

@@ -51,9 +51,7 @@ pub(super) fn forward(
     let inputs = [q, k, v].map(untracked);
     let bias = bias.map(untracked);
     #[cfg(feature = "cuda")]
-    if bias.is_none()
-        && let Some(part) = launch::forward(&inputs, &options)
-    {
+    if let Some(part) = launch::forward(&inputs, bias.as_ref(), &options) {
         return part;
     }
     fallback::forward(&inputs, bias.as_ref(), &options)
@@ -112,10 +110,8 @@ pub(super) fn gradients(
     let dout = untracked(dout);
     let bias = bias.map(untracked);
     #[cfg(feature = "cuda")]
-    if bias.is_none()
-        && let Some(gradients) = launch::backward(&inputs, &whole, &dout, &options)
-    {
-        return (gradients, None);
+    if let Some(gradients) = launch::backward(&inputs, bias.as_ref(), &whole, &dout, &options) {
+        return gradients;
     }
     fallback::backward(&inputs, bias, &whole, &dout, &options)
 }

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::cube_shape::Backward;
 use super::dropped::{Dropout, Dropped, factors_of_queries};
 use super::products::{add_columns, meet, multiply_rows, settle};
-use super::score::{Scale, cap, gradient, in_base_2, kept, number, probability};
+use super::score::{Scale, add_bias, cap, gradient, in_base_2, kept, number, probability};
 use super::tile::{Pair, Rows, copy_tile, row_len, steps, write_row, zeros};
 use super::visible::{Side, Visible, hide, queries_of};
 
@@ -31,6 +31,7 @@ pub(in crate::attention) fn flash_backward_keys<F: Float>(
     dk: &mut [Pair<F>],
     dv: &mut [Pair<F>],
     bounds: &[i32],
+    line: &[f32],
     of_q: Rows,
     of_k: Rows,
     of_v: Rows,
@@ -48,6 +49,7 @@ pub(in crate::attention) fn flash_backward_keys<F: Float>(
         tile,
         mask,
         capped,
+        biased,
         dropped,
         of_keys,
         of_values,
@@ -152,6 +154,20 @@ pub(in crate::attention) fn flash_backward_keys<F: Float>(
             let under_cap = kept(&p, count_of_tile, capped);
             let is_dropped = comptime!(dropped != Dropped::No);
             let mut after_dropout = kept(&p, count_of_tile, is_dropped);
+            let of_head = head * group + done_head;
+            add_bias(
+                &mut p,
+                line,
+                &of_scores,
+                of_head,
+                own,
+                i,
+                s_q,
+                s_k,
+                count_of_tile,
+                Side::Queries,
+                biased,
+            );
             // Whether some query of the tile does not see some key of the cube.
             let next = i + comptime!(tile as u32);
             if next as i32 > of_first.end || (i as i32) < of_last.begin {
@@ -176,7 +192,6 @@ pub(in crate::attention) fn flash_backward_keys<F: Float>(
                 }
                 p[at] = of_p;
                 if comptime!(is_dropped) {
-                    let of_head = head * group + done_head;
                     let query = i + comptime!((at / 2 * 8) as u32) + UNIT_POS_X % 4 * 2;
                     let key = own + comptime!((at % 2 * 8) as u32);
                     let (one, other) =

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::cube_shape::Backward;
 use super::dropped::{Dropout, factors_of_keys};
 use super::products::{add_columns, meet, multiply_rows, settle};
-use super::score::{Scale, cap, gradient, in_base_2, kept, number, probability};
+use super::score::{Scale, add_bias, cap, gradient, in_base_2, kept, number, probability};
 use super::tile::{Pair, Rows, copy_tile, reversed_index, row_len, steps, write_row, zeros};
 use super::visible::{Side, Visible, hide, keys_of};
 
@@ -29,6 +29,7 @@ pub(in crate::attention) fn flash_backward_queries<F: Float>(
     delta: &[f32],
     dq: &mut [Pair<F>],
     bounds: &[i32],
+    line: &[f32],
     of_q: Rows,
     of_k: Rows,
     of_v: Rows,
@@ -46,6 +47,7 @@ pub(in crate::attention) fn flash_backward_queries<F: Float>(
         tile,
         mask,
         capped,
+        biased,
         dropped,
         products,
         ..
@@ -128,6 +130,19 @@ pub(in crate::attention) fn flash_backward_queries<F: Float>(
             settle(&mut p, count_of_tile, 1usize, products);
             cap(&mut p, &of_scores, count_of_tile, capped);
             let under_cap = kept(&p, count_of_tile, capped);
+            add_bias(
+                &mut p,
+                line,
+                &of_scores,
+                head,
+                own,
+                j,
+                s_q,
+                s_k,
+                count_of_tile,
+                Side::Keys,
+                biased,
+            );
             // Whether some query of the cube does not see some key of the tile.
             let next = j + comptime!(tile as u32);
             if next as i32 > of_first.end || (j as i32) < of_last.begin {

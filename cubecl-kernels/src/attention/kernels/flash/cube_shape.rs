@@ -19,6 +19,8 @@ pub(in crate::attention) struct Forward {
     pub(in crate::attention) mask: Mask,
     /// Whether scores are soft-capped.
     pub(in crate::attention) capped: bool,
+    /// Whether scores have a bias by distance.
+    pub(in crate::attention) biased: bool,
     pub(in crate::attention) dropped: Dropped,
     pub(in crate::attention) products: MmaKind,
 }
@@ -63,6 +65,8 @@ pub(in crate::attention) struct Backward {
     pub(in crate::attention) mask: Mask,
     /// Whether scores are soft-capped.
     pub(in crate::attention) capped: bool,
+    /// Whether scores have a bias by distance.
+    pub(in crate::attention) biased: bool,
     pub(in crate::attention) dropped: Dropped,
     /// Whether the kernel computes the gradients of keys, and of values: both in one kernel if
     /// there are enough registers, neither in the kernel of queries.
@@ -95,5 +99,11 @@ impl Backward {
     /// Elements in shared memory.
     pub(in crate::attention) fn shared(&self) -> usize {
         self.own() + 2 * self.stage()
+    }
+
+    /// Elements in shared memory of the kernel of the bias, which loads all tiles of one sequence
+    /// while it multiplies those of another.
+    pub(in crate::attention) fn shared_by_sequences(&self) -> usize {
+        2 * (self.own() + self.stage())
     }
 }

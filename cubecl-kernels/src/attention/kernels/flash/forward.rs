@@ -23,7 +23,8 @@ use super::visible::{Visible, keys_of};
 /// # Shapes
 /// `q: [s_q, b, hq, d]`, `k: [s_k, b, hkv, d]`, `v: [s_k, b, hkv, d_v]` with any strides,
 /// `out: [s_q, b, hq, d_v]`, `lse: [b, hq, s_q]`: the natural logarithm of the sum of exponentials
-/// of a row's scaled scores, or minus infinity for a row that sees no key.
+/// of a row's scaled scores, or minus infinity for a row that sees no key. `bounds` are read if
+/// sequences are packed, and `line: [hq, s_q + s_k - 1]` if there is a bias.
 #[cube(launch_unchecked)]
 #[allow(
     clippy::too_many_arguments,
@@ -36,6 +37,7 @@ pub(in crate::attention) fn flash_forward<F: Float>(
     out: &mut [Pair<F>],
     lse: &mut [f32],
     bounds: &[i32],
+    line: &[f32],
     of_q: Rows,
     of_k: Rows,
     of_v: Rows,
@@ -127,6 +129,7 @@ pub(in crate::attention) fn flash_forward<F: Float>(
             masked,
             &visible,
             bounds,
+            line,
             &of_scores,
             &dropout,
             shape,
@@ -156,7 +159,8 @@ pub(in crate::attention) fn flash_forward<F: Float>(
             settle(&mut later, num_scores, 1usize, products);
             let masked = after as i32 > of_first.end || (next as i32) < of_last.begin;
             softmax.online_update(
-                &mut later, &place, next, masked, &visible, bounds, &of_scores, &dropout, shape,
+                &mut later, &place, next, masked, &visible, bounds, line, &of_scores, &dropout,
+                shape,
             );
             settle(
                 &mut sums,

@@ -11,10 +11,12 @@
 //! in one kernel and queries in the other; scores have that orientation, and stay in registers from
 //! one product to the next.
 
+mod backward_bias;
 mod backward_keys;
 mod backward_queries;
 mod cube_shape;
 mod delta;
+mod diagonals;
 mod dropped;
 mod forward;
 mod products;
@@ -24,10 +26,12 @@ mod tile;
 pub(in crate::attention) mod visible;
 pub(in crate::attention) mod wgmma;
 
+pub(in crate::attention) use backward_bias::flash_backward_bias;
 pub(in crate::attention) use backward_keys::flash_backward_keys;
 pub(in crate::attention) use backward_queries::flash_backward_queries;
 pub(in crate::attention) use cube_shape::{Backward, Forward};
 pub(in crate::attention) use delta::flash_delta;
+pub(in crate::attention) use diagonals::{DIAGONAL_ROWS, sum_diagonals};
 pub(in crate::attention) use dropped::{Dropout, DropoutLaunch, Dropped};
 pub(in crate::attention) use forward::flash_forward;
 pub(in crate::attention) use products::MmaKind;

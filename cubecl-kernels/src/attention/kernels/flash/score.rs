@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 
 use super::tile::{Pair, exp2};
+use super::visible::Side;
 
 /// The factors that turn products into scores.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -13,6 +14,8 @@ pub(in crate::attention) struct Scale {
     pub(in crate::attention) base_2: f32,
     /// The scale itself.
     pub(in crate::attention) factor: f32,
+    /// The factor that turns a bias of scores into one of products after [`cap`].
+    pub(in crate::attention) of_bias: f32,
 }
 
 /// Applies `tanh(product * share)` if scores are soft-capped.
@@ -32,6 +35,65 @@ pub(super) fn cap(
                 pair.insert(side, tanh(pair.extract(side) * scale.share));
             }
             products[i] = pair;
+        }
+    }
+}
+
+/// The bias of a query and a key, for a product after [`cap`]. The line of a head has `s_q + s_k - 1`
+/// numbers; rows past the last are computed too, and read some number of it.
+#[cube]
+pub(super) fn bias_of(
+    line: &[f32],
+    scale: &Scale,
+    head: u32,
+    query: u32,
+    key: u32,
+    s_q: u32,
+    s_k: u32,
+) -> f32 {
+    let last = (s_q + s_k) as i32 - 2;
+    let column = min(max((key + s_q) as i32 - query as i32 - 1, 0i32), last);
+    line[(head * (s_q + s_k - 1) + column as u32) as usize] * scale.of_bias
+}
+
+/// Adds the bias to products after [`cap`], if there is one. The lane's two rows are `own` and the
+/// one eight below, and columns, which are keys or queries, start at `first`.
+#[cube]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "where the products are, and what is added to them"
+)]
+pub(super) fn add_bias(
+    products: &mut Array<Pair<f32>>,
+    line: &[f32],
+    scale: &Scale,
+    head: u32,
+    own: u32,
+    first: u32,
+    s_q: u32,
+    s_k: u32,
+    #[comptime] count: usize,
+    #[comptime] columns: Side,
+    #[comptime] biased: bool,
+) {
+    if comptime!(biased) {
+        #[unroll]
+        for at in 0..count {
+            let row = own + comptime!((at % 2 * 8) as u32);
+            let mut pair = products[at];
+            #[unroll]
+            for side in 0..2usize {
+                let column = first + comptime!((at / 2 * 8 + side) as u32) + UNIT_POS_X % 4 * 2;
+                let mut query = row;
+                let mut key = column;
+                if comptime!(columns == Side::Queries) {
+                    query = column;
+                    key = row;
+                }
+                let bias = bias_of(line, scale, head, query, key, s_q, s_k);
+                pair.insert(side, pair.extract(side) + bias);
+            }
+            products[at] = pair;
         }
     }
 }

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::cube_shape::Forward;
 use super::dropped::{Dropout, Dropped, factors_of_keys};
-use super::score::{Scale, cap};
+use super::score::{Scale, bias_of, cap};
 use super::tile::{Pair, exp2, reduce_row_max, reduce_row_sum};
 use super::visible::{Side, Visible, keys_of, within};
 
@@ -65,6 +65,7 @@ impl Softmax {
         masked: bool,
         visible: &Visible,
         bounds: &[i32],
+        line: &[f32],
         of_scores: &Scale,
         dropout: &Dropout,
         #[comptime] shape: Forward,
@@ -74,6 +75,7 @@ impl Softmax {
             keys,
             mask,
             capped,
+            biased,
             dropped,
             ..
         } = shape;
@@ -85,10 +87,28 @@ impl Softmax {
             #[unroll]
             for half in 0..2usize {
                 let i = place.query + comptime!((16 * row_block + 8 * half) as u32);
+                let RowPosition {
+                    batch,
+                    head,
+                    s_q,
+                    s_k,
+                    ..
+                } = place;
+                if comptime!(biased) {
+                    #[unroll]
+                    for tile in 0..tiles {
+                        let index = comptime!(2 * (row_block * tiles + tile) + half);
+                        let mut pair = scores[index];
+                        #[unroll]
+                        for side in 0..2usize {
+                            let j = key + comptime!((8 * tile + side) as u32) + UNIT_POS_X % 4 * 2;
+                            let bias = bias_of(line, of_scores, *head, i, j, *s_q, *s_k);
+                            pair.insert(side, pair.extract(side) + bias);
+                        }
+                        scores[index] = pair;
+                    }
+                }
                 if masked {
-                    let RowPosition {
-                        batch, s_q, s_k, ..
-                    } = place;
                     let seen = keys_of(visible, bounds, *batch, i, *s_q, *s_k, mask);
                     #[unroll]
                     for tile in 0..tiles {

@@ -10,7 +10,8 @@ impl Scale {
     pub(super) fn launch_arg(options: &AttentionOptions, d: usize) -> ScaleLaunch {
         let factor = options.factor(d);
         let (share, base_2) = Self::numbers(options, d);
-        ScaleLaunch::new(share, base_2, factor as f32)
+        let of_bias = (std::f64::consts::LOG2_E / f64::from(base_2)) as f32;
+        ScaleLaunch::new(share, base_2, factor as f32, of_bias)
     }
 
     /// Whether the factors are normal and positive numbers, as the kernels require.

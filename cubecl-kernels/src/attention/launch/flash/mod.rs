@@ -1,6 +1,7 @@
 //! Launches the kernels of [`flash`](crate::attention::kernels::flash).
 
 mod arguments;
+mod bias;
 mod bounds;
 mod shapes;
 
@@ -17,13 +18,19 @@ use crate::attention::kernels::flash::{
 };
 use crate::attention::options::{AttentionKernel, AttentionOptions, AttentionTiles};
 use crate::kernel_parts::address_type;
-use shapes::{backward_shapes, forward_shape, products_of};
+use bias::line_of;
+use shapes::{backward_shapes, bias_shape, forward_shape, products_of};
 
 /// Whether the kernels support these inputs and options; anything else is composed attention.
-pub(in crate::attention) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> bool {
+pub(in crate::attention) fn takes(
+    inputs: &[CubeTensor; 3],
+    biased: bool,
+    options: &AttentionOptions,
+) -> bool {
     let [q, k, v] = inputs;
     let [s_q, b, hq, d] = dims(q);
     let d_v = dims(v)[3];
+    let shared = shared_bytes(d, d_v, options, biased, products_of(q, options));
     CudaQueue::of(q).is_some()
         && options.kernel.resolved(q.dtype, &[d, d_v]) != AttentionKernel::Reference
         && [k, v].iter().all(|x| x.dtype == q.dtype)
@@ -33,7 +40,8 @@ pub(in crate::attention) fn takes(inputs: &[CubeTensor; 3], options: &AttentionO
         && [q, k].iter().all(|x| dims(x)[0] + options.query_offset < i32::MAX as usize / 2)
         && address_type(&[q, k, v]) == AddressType::U32
         && s_q * b * hq * d.max(d_v) <= u32::MAX as usize
-        && fits(q, [b, hq], shared_bytes(d, d_v, options, products_of(q, options)), options.tiles)
+        && (!biased || hq * s_q * dims(k)[0] <= u32::MAX as usize)
+        && fits(q, [b, hq], shared, options.tiles)
 }
 
 /// Whether the GPU has asynchronous copies, enough shared memory, and a grid of this size.
@@ -52,8 +60,14 @@ fn fits(q: &CubeTensor, grid: [usize; 2], shared: usize, tiles: AttentionTiles) 
 }
 
 /// The bytes of shared memory of the largest kernel.
-fn shared_bytes(d: usize, d_v: usize, options: &AttentionOptions, products: MmaKind) -> usize {
-    let backward = backward_shapes(d, d_v, options, products);
+fn shared_bytes(
+    d: usize,
+    d_v: usize,
+    options: &AttentionOptions,
+    biased: bool,
+    products: MmaKind,
+) -> usize {
+    let backward = backward_shapes(d, d_v, options, biased, products);
     let elements = backward
         .iter()
         .map(|shape| (2 * shape.shared(), 16 * shape.tile));
@@ -61,7 +75,11 @@ fn shared_bytes(d: usize, d_v: usize, options: &AttentionOptions, products: MmaK
         .map(|(tiles, rows)| tiles + rows)
         .max()
         .unwrap_or(0);
-    backward.max(2 * forward_shape(d, d_v, options, products).shared())
+    let of_bias = bias_shape(d, d_v, options, products).shared_by_sequences();
+    let forward = forward_shape(d, d_v, options, biased, products).shared();
+    backward
+        .max(2 * forward)
+        .max(if biased { 2 * of_bias } else { 0 })
 }
 
 /// `x` itself if its rows can be copied 16 bytes at a time, otherwise a contiguous copy.
@@ -77,14 +95,15 @@ pub(in crate::attention) fn readable(x: CubeTensor) -> CubeTensor {
 }
 
 /// The result, `[s_q, b, hq, d_v]`, and the LSE, `[b, hq, s_q]` in f32. Inputs must be
-/// [`readable`].
+/// [`readable`], and a bias contiguous and in f32.
 pub(in crate::attention) fn forward(
     [q, k, v]: [&CubeTensor; 3],
+    bias: Option<&CubeTensor>,
     options: &AttentionOptions,
 ) -> (CubeTensor, CubeTensor) {
     let [s_q, b, hq, d] = dims(q);
     let [_, _, hkv, d_v] = dims(v);
-    let shape = forward_shape(d, d_v, options, products_of(q, options));
+    let shape = forward_shape(d, d_v, options, bias.is_some(), products_of(q, options));
     let out = tensor::empty(q, Shape::from([s_q, b, hq, d_v]), q.dtype);
     let lse = tensor::empty(q, Shape::from([b, hq, s_q]), DType::F32);
     // SAFETY: rows past the last are neither read nor written, and all else is inside the shapes,
@@ -100,6 +119,7 @@ pub(in crate::attention) fn forward(
             out.clone().into_buffer_arg(),
             lse.clone().into_buffer_arg(),
             bounds_of(options, Side::Keys, q),
+            line_of(bias, q),
             rows(q),
             rows(k),
             rows(v),
@@ -114,14 +134,14 @@ pub(in crate::attention) fn forward(
     (out, lse)
 }
 
-/// The gradients of `q`, `k` and `v`.
+/// The gradients of `q`, `k` and `v`, and of the bias in f32 if there is one.
 pub(in crate::attention) fn backward(
     inputs: [&CubeTensor; 3],
-    out: CubeTensor,
-    lse: CubeTensor,
+    bias: Option<&CubeTensor>,
+    [out, lse]: [CubeTensor; 2],
     dout: CubeTensor,
     options: &AttentionOptions,
-) -> [CubeTensor; 3] {
+) -> ([CubeTensor; 3], Option<CubeTensor>) {
     let [q, _, v] = inputs;
     let dout = readable(dout);
     let dout = if dout.is_contiguous() {
@@ -134,14 +154,15 @@ pub(in crate::attention) fn backward(
     let [dq, dk, dv] = inputs.map(|x| tensor::empty(x, x.shape(), x.dtype));
     let d = dims(q)[3];
     let d_v = dims(v)[3];
-    for shape in backward_shapes(d, d_v, options, products_of(q, options)) {
+    for shape in backward_shapes(d, d_v, options, bias.is_some(), products_of(q, options)) {
         if shape.of_keys || shape.of_values {
-            keys(inputs, saved, [&dk, &dv], options, shape)
+            keys((inputs, bias), saved, [&dk, &dv], options, shape)
         } else {
-            queries(inputs, saved, &dq, options, shape)
+            queries((inputs, bias), saved, &dq, options, shape)
         }
     }
-    [dq, dk, dv]
+    let of_bias = bias.map(|bias| bias::gradient(inputs, bias, saved, options));
+    ([dq, dk, dv], of_bias)
 }
 
 /// `rowsum(dO * O)`, `[b, hq, s_q]`.
@@ -171,7 +192,7 @@ fn row_sums(out: &CubeTensor, dout: &CubeTensor) -> CubeTensor {
 }
 
 fn keys(
-    [q, k, v]: [&CubeTensor; 3],
+    ([q, k, v], bias): ([&CubeTensor; 3], Option<&CubeTensor>),
     [dout, lse, delta]: [&CubeTensor; 3],
     [dk, dv]: [&CubeTensor; 2],
     options: &AttentionOptions,
@@ -194,6 +215,7 @@ fn keys(
             dk.clone().into_buffer_arg(),
             dv.clone().into_buffer_arg(),
             bounds_of(options, Side::Queries, q),
+            line_of(bias, q),
             rows(q),
             rows(k),
             rows(v),
@@ -209,7 +231,7 @@ fn keys(
 }
 
 fn queries(
-    [q, k, v]: [&CubeTensor; 3],
+    ([q, k, v], bias): ([&CubeTensor; 3], Option<&CubeTensor>),
     [dout, lse, delta]: [&CubeTensor; 3],
     dq: &CubeTensor,
     options: &AttentionOptions,
@@ -231,6 +253,7 @@ fn queries(
             delta.clone().into_buffer_arg(),
             dq.clone().into_buffer_arg(),
             bounds_of(options, Side::Keys, q),
+            line_of(bias, q),
             rows(q),
             rows(k),
             rows(v),

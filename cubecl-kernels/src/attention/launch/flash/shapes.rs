@@ -23,6 +23,7 @@ pub(super) fn forward_shape(
     d: usize,
     d_v: usize,
     options: &AttentionOptions,
+    biased: bool,
     products: MmaKind,
 ) -> Forward {
     let [planes, row_blocks, keys] = options.tiles.forward.unwrap_or(match products {
@@ -45,6 +46,7 @@ pub(super) fn forward_shape(
         keys,
         mask: Mask::of(options),
         capped: options.soft_cap.is_some(),
+        biased,
         dropped: Dropped::of(options),
         products,
     }
@@ -55,6 +57,7 @@ pub(super) fn backward_shapes(
     d: usize,
     d_v: usize,
     options: &AttentionOptions,
+    biased: bool,
     products: MmaKind,
 ) -> Vec<Backward> {
     let shape = |[planes, tile]: [usize; 2], of_keys, of_values| Backward {
@@ -64,6 +67,7 @@ pub(super) fn backward_shapes(
         tile,
         mask: Mask::of(options),
         capped: options.soft_cap.is_some(),
+        biased,
         dropped: Dropped::of(options),
         of_keys,
         of_values,
@@ -104,6 +108,37 @@ pub(super) fn backward_shapes(
     shapes
 }
 
+/// The kernel of the bias: two stages of all four tiles are in shared memory.
+pub(super) fn bias_shape(
+    d: usize,
+    d_v: usize,
+    options: &AttentionOptions,
+    products: MmaKind,
+) -> Backward {
+    let padded = row_len(d) + row_len(d_v);
+    let (planes, tile) = match products {
+        MmaKind::OfFourPlanes(_) if padded <= 256 => (wgmma::PLANES, 64),
+        // Two stages fit into 99 KB, which every GPU since Ampere has.
+        MmaKind::OfPlane if padded <= 128 => (4, 64),
+        _ if padded <= 256 => (4, 32),
+        MmaKind::OfFourPlanes(_) => (wgmma::PLANES, 32),
+        MmaKind::OfPlane => (2, 16),
+    };
+    Backward {
+        d,
+        d_v,
+        planes,
+        tile,
+        mask: Mask::of(options),
+        capped: options.soft_cap.is_some(),
+        biased: true,
+        dropped: Dropped::of(options),
+        of_keys: false,
+        of_values: false,
+        products: products.of_planes(planes),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,7 +149,7 @@ mod tests {
         let sizes = || (8..=256).step_by(8);
         for (d, d_v) in sizes().flat_map(|d| sizes().map(move |d_v| (d, d_v))) {
             for products in [MmaKind::OfFourPlanes("bf16"), MmaKind::OfPlane] {
-                let bytes = super::super::shared_bytes(d, d_v, &options, products);
+                let bytes = super::super::shared_bytes(d, d_v, &options, true, products);
                 assert!(bytes <= 227 * 1024, "{d} {d_v} {products:?}: {bytes}");
             }
         }

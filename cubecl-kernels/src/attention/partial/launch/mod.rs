@@ -13,8 +13,17 @@ use crate::attention::options::AttentionOptions;
 use crate::kernel_parts::{on_gpu, wrap};
 
 /// The inputs as the kernels read them; `None` if the kernels do not support them.
-fn taken(inputs: [CubeTensor; 3], options: &AttentionOptions) -> Option<[CubeTensor; 3]> {
-    flash::takes(&inputs, options).then(|| inputs.map(flash::readable))
+fn taken(
+    inputs: [CubeTensor; 3],
+    biased: bool,
+    options: &AttentionOptions,
+) -> Option<[CubeTensor; 3]> {
+    flash::takes(&inputs, biased, options).then(|| inputs.map(flash::readable))
+}
+
+/// A bias as the kernels read it.
+fn lines(bias: &Tensor<2>) -> Option<CubeTensor> {
+    on_gpu(&bias.clone().cast(DType::F32)).map(tensor::contiguous)
 }
 
 fn all_on_gpu([q, k, v]: &[Tensor<4>; 3]) -> Option<[CubeTensor; 3]> {
@@ -23,17 +32,20 @@ fn all_on_gpu([q, k, v]: &[Tensor<4>; 3]) -> Option<[CubeTensor; 3]> {
 
 pub(super) fn forward(
     inputs: &[Tensor<4>; 3],
+    bias: Option<&Tensor<2>>,
     options: &AttentionOptions,
 ) -> Option<PartialAttention> {
     let inputs = all_on_gpu(inputs)?;
-    if let Some([.., out, lse]) = cudnn::forward(&inputs, options) {
+    let biased = bias.is_some();
+    if let Some([.., out, lse]) = cudnn::forward(&inputs, biased, options) {
         return Some(PartialAttention {
             out: wrap(out),
             lse: wrap(lse),
         });
     }
-    let inputs = taken(inputs, options)?;
-    let (out, lse) = flash::forward(inputs.each_ref(), options);
+    let inputs = taken(inputs, biased, options)?;
+    let line = bias.and_then(lines);
+    let (out, lse) = flash::forward(inputs.each_ref(), line.as_ref(), options);
     Some(PartialAttention {
         out: wrap(out),
         lse: wrap(lse),
@@ -42,10 +54,11 @@ pub(super) fn forward(
 
 pub(super) fn backward(
     inputs: &[Tensor<4>; 3],
+    bias: Option<&Tensor<2>>,
     whole: &PartialAttention,
     dout: &Tensor<4>,
     options: &AttentionOptions,
-) -> Option<[Tensor<4>; 3]> {
+) -> Option<([Tensor<4>; 3], Option<Tensor<2>>)> {
     let dtype = inputs[0].dtype();
     let inputs = all_on_gpu(inputs)?.map(flash::readable);
     let PartialAttention { out, lse } = whole.clone();
@@ -53,10 +66,16 @@ pub(super) fn backward(
     let out = of_queries(out)?;
     let dout = of_queries(dout.clone())?;
     let lse = tensor::contiguous(on_gpu(&lse.cast(DType::F32))?);
-    let by_cudnn = cudnn::backward(inputs.each_ref(), [&out, &lse], &dout, options);
-    if let Some(gradients) = by_cudnn {
-        return Some(gradients.map(wrap));
+    let biased = bias.is_some();
+    let by_cudnn = cudnn::backward(inputs.each_ref(), [&out, &lse], &dout, biased, options);
+    if let Some(found) = by_cudnn {
+        return Some((found.map(wrap), None));
     }
-    let inputs = taken(inputs, options)?;
-    Some(flash::backward(inputs.each_ref(), out, lse, dout, options).map(wrap))
+    let inputs = taken(inputs, biased, options)?;
+    let line = bias.and_then(lines);
+    let saved = [out, lse];
+    let (found, of_bias) = flash::backward(inputs.each_ref(), line.as_ref(), saved, dout, options);
+    let of_bias = of_bias.map(wrap::<2>).zip(bias);
+    let of_bias = of_bias.map(|(found, bias)| found.cast(bias.dtype()));
+    Some((found.map(wrap), of_bias))
 }

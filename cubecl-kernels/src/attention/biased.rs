@@ -17,7 +17,9 @@ use super::partial::{self, PartialAttention};
 /// tensors, also with packed sequences and with a query offset.
 ///
 /// The gradient of the bias is summed over the batch and over all pairs of a distance in f32 (f64
-/// for f64).
+/// for f64). Implementations are those of [`attention`](crate::attention) without cuDNN. The fused
+/// kernel computes the scores once more in backward, and needs `4 * hq * s_q * s_k` bytes for a
+/// moment.
 ///
 /// # Shapes
 /// - `q`, `k`, `v` and the result: as [`attention`](crate::attention)

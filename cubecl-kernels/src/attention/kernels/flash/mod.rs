@@ -9,7 +9,8 @@
 //! sums over keys and the sums over queries are two kernels, so that each sum has one order and one
 //! owner: there are no atomics, and the bits are the same in every run. A plane has 16 rows, keys
 //! in one kernel and queries in the other; scores have that orientation, and stay in registers from
-//! one product to the next.
+//! one product to the next. The sums over the batch, which the gradient of a bias needs, are a third
+//! kernel.
 
 mod backward_bias;
 mod backward_keys;

@@ -1,7 +1,13 @@
-//! The kernels' arguments that follow from the options.
+//! The kernels' arguments that follow from the options and the tensors.
 
-use crate::attention::kernels::flash::visible::{Mask, Visible, VisibleLaunch};
-use crate::attention::kernels::flash::{Dropout, DropoutLaunch, Dropped, Scale, ScaleLaunch};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::bounds::bounds;
+use crate::attention::kernels::flash::visible::{Mask, Side, Visible, VisibleLaunch};
+use crate::attention::kernels::flash::{
+    Dropout, DropoutLaunch, Dropped, RowsLaunch, Scale, ScaleLaunch,
+};
 use crate::attention::options::{AttentionDropout, AttentionOptions};
 use crate::dropout::kept;
 use crate::kernel_parts::RandomStream;
@@ -93,4 +99,37 @@ impl Visible {
         let window = options.window.unwrap_or(0).min(i32::MAX as usize / 2) as i32;
         VisibleLaunch::new(options.query_offset as i32, window)
     }
+}
+
+/// The lines of the bias, or `q` as an unused placeholder.
+pub(super) fn line_of(bias: Option<&CubeTensor>, q: &CubeTensor) -> BufferArg {
+    bias.unwrap_or(q).clone().into_buffer_arg()
+}
+
+/// The bounds of packed sequences, or `q` as an unused placeholder.
+pub(super) fn bounds_of(options: &AttentionOptions, side: Side, q: &CubeTensor) -> BufferArg {
+    let bounds = options.sequences.as_ref().map(|packed| bounds(packed, q));
+    let tensor = bounds.map(|bounds| match side {
+        Side::Keys => bounds.of_queries,
+        Side::Queries => bounds.of_keys,
+    });
+    tensor.unwrap_or_else(|| q.clone()).into_buffer_arg()
+}
+
+pub(super) fn dims(x: &CubeTensor) -> [usize; 4] {
+    x.meta.shape().dims()
+}
+
+pub(super) fn rows(x: &CubeTensor) -> RowsLaunch {
+    let strides = x.meta.strides();
+    RowsLaunch {
+        position: strides[0],
+        batch: strides[1],
+        head: strides[2],
+        len: x.meta.shape()[0] as u32,
+    }
+}
+
+pub(super) fn dtype_of(x: &CubeTensor) -> ElemType {
+    burn::backend::cubecl::dtype_to_storage_type(x.dtype)
 }

@@ -5,18 +5,13 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
+use super::arguments::{bounds_of, dims, dtype_of, line_of, rows};
 use super::shapes::{bias_shape, products_of};
-use super::{bounds_of, dims, dtype_of, rows};
 use crate::attention::kernels::flash::visible::{Side, Visible};
 use crate::attention::kernels::flash::{
     DIAGONAL_ROWS, Dropout, Scale, flash_backward_bias, sum_diagonals,
 };
 use crate::attention::options::AttentionOptions;
-
-/// The lines of the bias, or `q` as an unused placeholder.
-pub(super) fn line_of(bias: Option<&CubeTensor>, q: &CubeTensor) -> BufferArg {
-    bias.unwrap_or(q).clone().into_buffer_arg()
-}
 
 /// The gradient of the bias, `[hq, s_q + s_k - 1]` in f32.
 pub(super) fn gradient(

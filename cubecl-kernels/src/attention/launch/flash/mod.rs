@@ -13,12 +13,12 @@ use megaburn_cuda::{CudaQueue, tensor};
 
 use crate::attention::kernels::flash::visible::{Side, Visible};
 use crate::attention::kernels::flash::{
-    Backward, Dropout, MmaKind, RowsLaunch, Scale, flash_backward_keys, flash_backward_queries,
-    flash_delta, flash_forward,
+    Backward, Dropout, MmaKind, Scale, flash_backward_keys, flash_backward_queries, flash_delta,
+    flash_forward,
 };
 use crate::attention::options::{AttentionKernel, AttentionOptions, AttentionTiles};
 use crate::kernel_parts::address_type;
-use bias::line_of;
+use arguments::{bounds_of, dims, dtype_of, line_of, rows};
 use shapes::{backward_shapes, bias_shape, forward_shape, products_of};
 
 /// Whether the kernels support these inputs and options; anything else is composed attention.
@@ -268,37 +268,6 @@ fn queries(
     }
 }
 
-/// The bounds of packed sequences, or `q` as an unused placeholder.
-fn bounds_of(options: &AttentionOptions, side: Side, q: &CubeTensor) -> BufferArg {
-    let bounds = options
-        .sequences
-        .as_ref()
-        .map(|packed| bounds::bounds(packed, q));
-    let tensor = bounds.map(|bounds| match side {
-        Side::Keys => bounds.of_queries,
-        Side::Queries => bounds.of_keys,
-    });
-    tensor.unwrap_or_else(|| q.clone()).into_buffer_arg()
-}
-
-fn dims(x: &CubeTensor) -> [usize; 4] {
-    x.meta.shape().dims()
-}
-
-fn rows(x: &CubeTensor) -> RowsLaunch {
-    let strides = x.meta.strides();
-    RowsLaunch {
-        position: strides[0],
-        batch: strides[1],
-        head: strides[2],
-        len: x.meta.shape()[0] as u32,
-    }
-}
-
 fn cubes(rows: usize, of_cube: usize, heads: usize, b: usize) -> CubeCount {
     CubeCount::Static(rows.div_ceil(of_cube) as u32, heads as u32, b as u32)
-}
-
-fn dtype_of(x: &CubeTensor) -> ElemType {
-    burn::backend::cubecl::dtype_to_storage_type(x.dtype)
 }

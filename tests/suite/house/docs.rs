@@ -147,6 +147,7 @@ fn cells(config: &DecoderConfig) -> [&'static str; 6] {
         Positions::Rotary(_) => "rotary",
         Positions::Learned => "learned",
         Positions::Alibi(_) => "ALiBi",
+        Positions::Relative(_) => "relative bias",
         Positions::None => "none",
     };
     let activation = match config.activation {

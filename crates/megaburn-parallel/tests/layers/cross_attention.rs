@@ -126,9 +126,10 @@ fn plainly(layer: &Crossed, x: Tensor<3>, heads: [usize; 2], held: &[usize]) -> 
 #[case([2, 1], [1, 6, 2], &[6, 6])]
 fn it_is_its_definition(
     #[case] heads: [usize; 2],
-    #[case] [s_dec, s_enc, b]: [usize; 3],
+    #[case] lens: [usize; 3],
     #[case] held: &[usize],
 ) {
+    let [s_dec, s_enc, b] = lens;
     let seed = fresh_seed();
     on_ranks(1, seed, |group| {
         let layer = Crossed::new(&config(heads), [s_enc, b], &group).unwrap();
@@ -188,11 +189,12 @@ fn setting(ranks: usize, config: &CrossAttentionConfig, s_dec: usize) -> Setting
 #[rstest]
 fn every_layout_is_one_rank(
     #[values((2, [4, 4], [8, 12]), (4, [4, 2], [4, 8]), (3, [6, 6], [9, 3]))]
-    (ranks, heads, [s_dec, s_enc]): (usize, [usize; 2], [usize; 2]),
+    (ranks, heads, lens): (usize, [usize; 2], [usize; 2]),
     #[values(false, true)] sp: bool,
     #[values(&[], &[3, 2])] held: &'static [usize],
     #[values((0.0, false), (0.3, true))] (dropout, bias): (f64, bool),
 ) {
+    let [s_dec, s_enc] = lens;
     let config = config(heads)
         .with_sequence_parallel(sp)
         .with_dropout(dropout)

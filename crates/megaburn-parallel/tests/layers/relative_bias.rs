@@ -169,9 +169,10 @@ fn plainly(layer: &Biased, x: Tensor<3>, kind: Kind) -> Tensor<3> {
 #[rstest]
 fn it_is_its_definition(
     #[values([4, 4], [3, 3], [6, 2])] heads: [usize; 2],
-    #[values([5, 2], [7, 1], [1, 3])] [s, b]: [usize; 2],
+    #[values([5, 2], [7, 1], [1, 3])] tokens: [usize; 2],
     #[values(false, true)] is_encoder: bool,
 ) {
+    let [s, b] = tokens;
     let kind = Kind::new(heads, is_encoder);
     let seed = fresh_seed();
     on_ranks(1, seed, |group| {

@@ -187,7 +187,11 @@ fn a_contradiction_is_refused_under_every_layout(
     attention(12, 6)
 )]
 #[case::cross_heads(
-    "CrossAttention `cross`: 6 heads are not divisible by 6 key/value heads and 4 tensor-parallel ranks",
+    "CrossAttention `cross`: 6 heads are not divisible by 2 key/value heads and 4 tensor-parallel ranks",
+    cross(6).with_num_kv_heads(Some(2))
+)]
+#[case::cross_key_value_heads(
+    "`cross.q`: a part of 6 units of 2 cannot be sharded over 4 tp ranks",
     cross(6)
 )]
 #[case::heads_of_a_bias(

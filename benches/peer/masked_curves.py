@@ -8,21 +8,21 @@ measures how many masked tokens of held-out text both predict.
 
 The text is divided into documents, encoded with a WordPiece vocabulary that is trained on it, and read as the masked
 samples of Megatron-Core's data sets: megaburn's own, and those of the package megatron-core for PyTorch. The model of
-PyTorch is that of Transformers, which `megaburn train --init` starts from. All is in f32.
+PyTorch is that of Transformers, which `megaburn train --init` starts from. Both are in f32; PyTorch in f64 for the first steps says how far rounding takes two right programs apart.
 
 The accuracy is measured by Transformers on all samples of the held-out documents, with the weights of the last step of
 each program; megaburn's are exported by `megaburn convert export`. The peer of the accuracy is the best predictor that
 does not read the text: the most frequent of the tokens that are to be predicted.
 
-Writes OUT/MODEL/{megaburn,pytorch}.jsonl and OUT/MODEL/masked_curves.md, with --save also a section on top of
+Writes OUT/MODEL/{megaburn,pytorch,f64}.jsonl and OUT/MODEL/masked_curves.md, with --save also a section on top of
 benches/results/masked_curves.md. On a CPU that others use, set OMP_NUM_THREADS=1."""
 
-import argparse, collections, datetime, json, math, pathlib, shutil, subprocess, sys
+import argparse, collections, copy, datetime, json, math, pathlib, shutil, subprocess, sys
 import torch, torch.nn.functional as F, transformers
 from curves_report import facts, table
 from masked_samples import MASKING, SENTINELS, samples, write_corpus
 
-HIDDEN, LAYERS, HEADS = 128, 2, 4
+HIDDEN, LAYERS, HEADS, INIT_STD = 128, 2, 4, 0.05
 # Rows of a step, the tokens of a row, and the tokens that T5's decoder predicts.
 BATCH, SEQ_LEN, DECODER_SEQ_LEN = 32, 64, 32
 LR, MIN_LR, WARMUP, BETAS, EPS, WEIGHT_DECAY, CLIP = 4e-3, 4e-4, 100, (0.9, 0.98), 1e-8, 0.01, 1.0
@@ -38,7 +38,7 @@ class Bert:
         config = transformers.BertConfig(
             vocab_size=len(vocab), hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
             intermediate_size=4 * HIDDEN, max_position_embeddings=SEQ_LEN, hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0, initializer_range=0.05)
+            attention_probs_dropout_prob=0.0, initializer_range=INIT_STD)
         return transformers.BertForPreTraining(config)
 
     def load(self, folder):
@@ -56,14 +56,14 @@ class T5:
 
     def draw(self, vocab):
         config = transformers.T5Config(
-            vocab_size=len(vocab), d_model=HIDDEN, d_kv=HIDDEN // HEADS, d_ff=3 * HIDDEN, num_layers=LAYERS,
-            num_decoder_layers=LAYERS, num_heads=HEADS, dropout_rate=0.0, feed_forward_proj="gated-gelu",
-            tie_word_embeddings=False, pad_token_id=vocab["[PAD]"], eos_token_id=vocab["[EOS]"],
+            vocab_size=len(vocab), d_model=HIDDEN, d_kv=HIDDEN // HEADS, d_ff=4 * HIDDEN, num_layers=LAYERS,
+            num_decoder_layers=LAYERS, num_heads=HEADS, dropout_rate=0.0, pad_token_id=vocab["[PAD]"], eos_token_id=vocab["[EOS]"],
             decoder_start_token_id=vocab["[BOS]"])
         model = transformers.T5ForConditionalGeneration(config)
-        # Transformers draws both for a learning rate that is relative to them, as Adafactor's.
-        model.shared.weight.data.mul_(HIDDEN**-0.5)
-        model.lm_head.weight.data.mul_(HIDDEN**-0.5)
+        # Transformers draws embeddings for learning rates that are relative to them, as Adafactor's.
+        for param in model.parameters():
+            if param.dim() > 1:
+                torch.nn.init.normal_(param, std=INIT_STD)
         return model
 
     def load(self, folder):
@@ -92,12 +92,12 @@ def rate(trained, steps):
     return MIN_LR + (LR - MIN_LR) * 0.5 * (math.cos(math.pi * (trained - WARMUP) / (steps - WARMUP)) + 1)
 
 
-def pytorch(kind, model, set, args):
-    """Yields a step at a time what `metrics.jsonl` has."""
+def pytorch(kind, model, set, args, steps):
+    """Yields a step at a time what `metrics.jsonl` has, of the first `steps` steps."""
     params = list(model.to(args.device).train().parameters())
     groups = [dict(params=[p for p in params if (p.dim() > 1) == decays], weight_decay=WEIGHT_DECAY * decays) for decays in (True, False)]
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)
-    for step, rows in enumerate(batches(set, range(args.steps * BATCH), args.device)):
+    for step, rows in enumerate(batches(set, range(steps * BATCH), args.device)):
         lr = rate(step + 1, args.steps)
         logits, labels, of_rows = kind.forward(model, rows)
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
@@ -159,23 +159,29 @@ def held_out(kind, model, set, special, args):
 
 
 def report(name, curves, evals, found, lines):
-    def difference(steps):
-        pairs = list(zip(curves["megaburn"], curves["pytorch"]))[:steps]
-        apart = [abs(a["loss"] - b["loss"]) for a, b in pairs]
-        return f"{max(apart):.1e}"
+    def difference(one, other, steps):
+        pairs = list(zip(curves[one], curves[other]))[:steps]
+        return f"{max(abs(a['loss'] - b['loss']) for a, b in pairs):.1e}"
 
     def mean(who):
         last = curves[who][-20:]
         return f"{sum(line['loss'] for line in last) / len(last):.4f}"
 
     steps = len(curves["pytorch"])
-    early = min(EARLY, steps)
+    counts = [count for count in (10, 50, 100, EARLY) if count <= steps]
+    pairs = [("megaburn", "pytorch"), ("megaburn", "f64"), ("pytorch", "f64")]
     head = ["program", "loss, first step", f"loss, last 20 of {steps} steps", "held-out loss", "held-out tokens predicted"]
     rows = [[who, f"{curves[who][0]['loss']:.4f}", mean(who), f"{found[who]['loss']:.4f}", f"{found[who]['accuracy']:.1%}"] for who in ("megaburn", "pytorch")]
     any = found["megaburn"]
     rows.append(["most frequent token", "", "", f"{any['entropy']:.4f}", f"{any['unigram']:.1%}"])
     notes = [
-        f"Largest difference between two losses of the same step, in nats: {difference(early)} in the first {early} steps, {difference(steps)} in all {steps}.",
+        "",
+        table(
+            "largest difference between two losses of the same step, in nats",
+            ["programs", *(f"{count} steps" for count in counts)],
+            [[" and ".join(pair), *(difference(*pair, count) for count in counts)] for pair in pairs],
+        ),
+        f"f64 is PyTorch in f64: how far rounding to f32 takes two right programs apart. In all {steps} steps megaburn and PyTorch are {difference('megaburn', 'pytorch', steps)} apart at most.",
         f"Held out: {any['samples']} samples with {any['tokens']} masked tokens of the text. megaburn's own evaluation after the last step: {evals[-1]['eval_loss']:.4f}.",
     ]
     facts = "".join(f"- {key}: {value}\n" for key, value in lines.items())
@@ -210,12 +216,14 @@ def main():
     special = torch.tensor([vocab[token] for token in ("[EOS]", *SENTINELS)])
     curves, found = {}, {}
     curves["megaburn"], evals, exported = megaburn(kind, args.out / "model", args)
-    curves["pytorch"] = list(pytorch(kind, model, train, args))
+    precise = copy.deepcopy(model).double()
+    curves["pytorch"] = list(pytorch(kind, model, train, args, args.steps))
+    curves["f64"] = list(pytorch(kind, precise, train, args, min(EARLY, args.steps)))
     for (who, trained) in (("megaburn", kind.load(exported)), ("pytorch", model)):
         found[who] = held_out(kind, trained, valid, special, args)
     for who, curve in curves.items():
         (args.out / f"{who}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
-    if [len(curve) for curve in curves.values()] != [args.steps] * 2:
+    if [len(curves[who]) for who in found] != [args.steps] * 2:
         sys.exit("a curve has other steps")
     command = f"benches/peer/masked_curves.py {args.model} --data {args.data.name} --steps {args.steps} --layout {args.layout} --device {args.device} --seed {args.seed}"
     text = report(args.model, curves, evals, found, facts(args, command))

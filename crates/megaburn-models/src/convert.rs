@@ -108,9 +108,10 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
     let config = config_json(source.config(), original, options.dtype, &*tensors)?;
     if let Some(mut config) = config {
         let tokens = assets.json("generation_config.json").unwrap_or_default();
-        for key in ["eos_token_id", "bos_token_id", "pad_token_id"] {
-            if let (None, Some(id)) = (config.get(key), tokens.get(key)) {
-                config[key] = id.clone();
+        for kind in ["eos", "bos", "pad", "decoder_start"] {
+            let key = format!("{kind}_token_id");
+            if let (None, Some(id)) = (config.get(&key), tokens.get(&key)) {
+                config[&key] = id.clone();
             }
         }
         assets.insert("config.json", format!("{config:#}\n").into_bytes());

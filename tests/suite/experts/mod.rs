@@ -1,5 +1,6 @@
 //! Mixtures of experts.
 
+pub(crate) mod biases;
 pub(crate) mod deepseek;
 pub(crate) mod grid;
 pub(crate) mod options;

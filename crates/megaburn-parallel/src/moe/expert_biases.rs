@@ -37,6 +37,16 @@ impl ExpertBiases {
         })
     }
 
+    /// Adds zero times a bias of each kind to the output of a layer whose experts have no row on this
+    /// rank. The biases then have a gradient, which is zero: ranks that hold the same experts must all
+    /// have gradients of the same parameters, because they sum them in the same order.
+    pub(super) fn joined_without_rows(&self, y: Tensor<3>) -> Tensor<3> {
+        let one = |biases: &Tensor<2>| biases.clone().narrow(0, 0, 1).narrow(1, 0, 1);
+        let zero = (one(&self.up) + one(&self.down)) * 0.0;
+        let dtype = y.dtype();
+        y + zero.cast(dtype).reshape([1, 1, 1])
+    }
+
     /// Adds the up biases to `rows`, which are sorted by expert.
     pub(super) fn add_up(&self, rows: Tensor<2>, rows_per_expert: &[usize]) -> Tensor<2> {
         if rows.dims()[0] == 0 {

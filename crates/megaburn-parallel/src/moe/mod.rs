@@ -141,8 +141,14 @@ impl Moe {
         // The host has just read the row counts, so the GPU may be idle: submit now instead of
         // batching.
         flush(&rows);
-        let rows = self.forward_experts((experts, biases), rows, weights.squeeze_dim(1), &dispatch);
+        let weights = weights.squeeze_dim(1);
+        let rows = self.forward_experts((experts, biases.as_ref()), rows, weights, &dispatch);
         let y = dispatch.combine(rows).reshape(dims);
+        let has_rows = dispatch.rows_per_expert().iter().any(|rows| *rows > 0);
+        let y = match biases {
+            Some(biases) if !has_rows => biases.joined_without_rows(y),
+            _ => y,
+        };
         match shared {
             Some(shared) => y + shared,
             None => y,
@@ -151,7 +157,7 @@ impl Moe {
 
     fn forward_experts(
         &self,
-        (experts, biases): (ExpertWeights, Option<ExpertBiases>),
+        (experts, biases): (ExpertWeights, Option<&ExpertBiases>),
         rows: Tensor<2>,
         weights: Tensor<1>,
         dispatch: &Dispatch,
@@ -167,7 +173,7 @@ impl Moe {
             grouped_gemm,
             recompute,
             rows_per_expert: dispatch.rows_per_expert(),
-            biases: biases.as_ref(),
+            biases,
             // Without a gradient for the rows, backward sends nothing that could overlap.
             overlapped_wgrads: dispatch.overlapped_wgrads().filter(|_| rows.is_tracked()),
         };

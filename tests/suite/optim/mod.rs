@@ -4,3 +4,4 @@ pub(crate) mod offload;
 pub(crate) mod optimizers;
 pub(crate) mod schedules;
 pub(crate) mod zero;
+mod width;

@@ -72,15 +72,17 @@ impl ModelBuilder<'_> {
     pub(super) fn vocab_embedding(&self, path: &str) -> Result<VocabParallelEmbedding, ModelError> {
         let layer = VocabParallelEmbeddingConfig {
             sequence_parallel: self.options.sequence_parallel,
-            initializer: self.embedding_initializer(),
+            initializer: self.vector_initializer(),
             path: Some(path.into()),
             ..VocabParallelEmbeddingConfig::new(self.config.vocab, self.config.hidden)
         };
         Ok(layer.init(&self.groups.layers.tp, self.device)?)
     }
 
-    /// The initializer of the vectors of tokens and positions, and of the output projection.
-    pub(super) fn embedding_initializer(&self) -> Initializer {
+    /// The initializer of parameters that have at most one dimension which grows with the width of
+    /// the model: the vectors of tokens and positions, the output projection, and sinks. Their
+    /// deviation is the same at every width (Yang et al., "Tensor Programs V", 2022, table 8).
+    pub(super) fn vector_initializer(&self) -> Initializer {
         Initializer::Normal {
             mean: 0.0,
             std: self.config.init_std,
@@ -166,6 +168,7 @@ impl ModelBuilder<'_> {
             initializer: self.initializer(),
             output_initializer: self.output_initializer(),
             path,
+            sinks_initializer: self.vector_initializer(),
             ..SelfAttentionConfig::new(hidden, heads, kv_heads, head_dim)
         };
         Ok(layer.init(groups, self.device)?)

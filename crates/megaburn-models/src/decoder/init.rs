@@ -76,7 +76,7 @@ impl DecoderConfig {
         let vectors = |name: &str, count: usize| {
             PositionEmbeddingConfig::new(count, self.hidden)
                 .with_sequence_parallel(options.sequence_parallel)
-                .with_initializer(build.embedding_initializer())
+                .with_initializer(build.vector_initializer())
                 .with_name(name)
                 .init(group, device)
         };

@@ -82,6 +82,9 @@ pub struct SelfAttentionConfig {
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub output_initializer: Initializer,
     /// The module's path in the model.
+    /// Initializer of the sinks.
+    #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
+    pub sinks_initializer: Initializer,
     pub path: Option<String>,
 }
 
@@ -198,7 +201,7 @@ impl SelfAttentionConfig {
         let core = core.init(&groups)?;
         let core = if self.sinks {
             let path = self.path.as_deref();
-            let sinks = init_sinks(num_heads, &self.initializer, path, group, device)?;
+            let sinks = init_sinks(num_heads, &self.sinks_initializer, path, group, device)?;
             core.with_sinks(sinks, self.path.clone())
         } else {
             core

@@ -146,8 +146,9 @@ pub struct ModelParts {
     pub logits_scaling: Option<f64>,
     /// Width of the model for which `optimizer.lr` and `init_std` were found (μP). The matrices in
     /// blocks then have fresh weights with `init_std / sqrt(m)` and a learning rate of `lr / m`, and
-    /// logits are divided by `m`, where `m = model.hidden / mup_base_hidden`. Keep `head_dim` the same
-    /// in both models. It needs `optimizer.name = "adamw"`.
+    /// logits are divided by `m`, where `m = model.hidden / mup_base_hidden`. Keep `head_dim`
+    /// and the number of layers the same in both models, and let all other sizes grow with `hidden`.
+    /// It needs `optimizer.name = "adamw"`.
     #[schemars(extend("minimum" = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mup_base_hidden: Option<usize>,

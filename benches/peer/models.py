@@ -129,6 +129,78 @@ class Bert(nn.Module):
         return ids, mask, labels, torch.zeros(rows, dtype=torch.long, device="cuda")
 
 
+class T5Attention(nn.Module):
+    def __init__(self, hidden, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.kv = nn.Linear(hidden, hidden, bias=False), nn.Linear(hidden, 2 * hidden, bias=False)
+        self.out = nn.Linear(hidden, hidden, bias=False)
+
+    def forward(self, x, memory, mask):
+        b, _, d = x.shape
+        q, k, v = self.q(x), *self.kv(memory).chunk(2, -1)
+        q, k, v = (part.view(b, part.shape[1], self.heads, -1).transpose(1, 2) for part in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
+        return self.out(y.transpose(1, 2).reshape(x.shape))
+
+
+class T5Block(nn.Module):
+    def __init__(self, hidden, heads, ffn, crossed):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=1e-6) for _ in range(3 if crossed else 2))
+        self.attention = T5Attention(hidden, heads)
+        self.cross = T5Attention(hidden, heads) if crossed else None
+        self.up, self.down = nn.Linear(hidden, 2 * ffn, bias=False), nn.Linear(ffn, hidden, bias=False)
+
+    def forward(self, x, mask, memory=None, memory_mask=None):
+        y = self.norms[0](x)
+        x = x + self.attention(y, y, mask)
+        if self.cross is not None:
+            x = x + self.cross(self.norms[1](x), memory, memory_mask)
+        gate, up = self.up(self.norms[-1](x)).chunk(2, -1)
+        return x + self.down(F.gelu(gate, approximate="tanh") * up)
+
+
+class T5(nn.Module):
+    """T5 1.1, with the padding of the encoder's rows masked."""
+
+    def __init__(self, vocab, hidden, layers, heads, ffn, lens):
+        super().__init__()
+        self.lens = lens
+        self.tokens, self.head = nn.Embedding(vocab, hidden), nn.Linear(hidden, vocab, bias=False)
+        self.encoder = nn.ModuleList(T5Block(hidden, heads, ffn, False) for _ in range(layers))
+        self.decoder = nn.ModuleList(T5Block(hidden, heads, ffn, True) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=1e-6) for _ in range(2))
+        self.tables = nn.ModuleList(nn.Embedding(32, heads) for _ in range(2))
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, 0, 0.02)
+        for name, length in zip(("of_encoder", "of_decoder"), lens):
+            at = torch.arange(length)
+            self.register_buffer(name, (at[None] - at[:, None]).clamp(-15, 15) + 15)
+
+    def forward(self, ids, targets, padding):
+        dtype = torch.get_autocast_dtype("cuda")
+        tables = (table(of).permute(2, 0, 1)[None].to(dtype) for table, of in zip(self.tables, (self.of_encoder, self.of_decoder)))
+        bias, causal = tables
+        x = self.tokens(ids)
+        for block in self.encoder:
+            x = block(x, bias + padding)
+        memory = self.norms[0](x)
+        later = torch.full((self.lens[1],) * 2, -1e4, dtype=dtype, device=ids.device).triu(1)
+        x = self.tokens(targets)
+        for block in self.decoder:
+            x = block(x, causal + later, memory, padding)
+        logits = self.head(self.norms[1](x))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.view(-1))
+
+    def batch(self, rows):
+        ids, targets = (torch.randint(0, self.tokens.num_embeddings, (rows, n), device="cuda") for n in self.lens)
+        padding = torch.zeros(rows, 1, 1, self.lens[0], dtype=torch.bfloat16, device="cuda")
+        padding[..., -self.lens[0] // 8 :] = -1e4
+        return ids, targets, padding
+
+
 class Model(nn.Module):
     tied = True
 
@@ -174,6 +246,7 @@ QWEN2 = (Model, Qwen2Block, 151936, 896, 24, 14, 2, 4864, 2048)
 GPT_7B = (Untied, Gpt7bBlock, 131200, 4096, 8, 32, 8, 16384, 8192)
 BERT_LARGE = (Bert, 30592, 1024, 24, 16, 4096, 512, True)
 BERT_FULL = (Bert, 30592, 1024, 24, 16, 4096, 512, False)
+T5_LARGE = (T5, 32128, 1024, 24, 16, 2816, (512, 128))
 CASES = [
     ("gpt2 16x1", GPT2, 16, 1),
     ("gpt2 1x16", GPT2, 1, 16),
@@ -184,6 +257,7 @@ CASES = [
     ("gpt-7b 1x4", GPT_7B, 1, 4),
     ("bert-large 32x1", BERT_LARGE, 32, 1),
     ("bert-full 32x1", BERT_FULL, 32, 1),
+    ("t5-large 32x1", T5_LARGE, 32, 1),
 ]
 
 
@@ -223,12 +297,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--mode", choices=["eager", "compile"], help="measure only one of both")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     for name, shape, micro_batch, micro_batches in CASES:
         if not name.startswith(args.only):
             continue
-        for compiled in (False, True):
+        for compiled in {"eager": [False], "compile": [True]}.get(args.mode, [False, True]):
             measured(name, shape, micro_batch, micro_batches, compiled, args.steps)
             torch.cuda.empty_cache()
 

@@ -29,7 +29,9 @@ const ABOUT: &str = "One optimizer step (forward, backward, clipping, AdamW with
     151936), sequences of 2048 tokens. gpt-7b: 8 of the 32 layers of the GPT of Megatron-LM's CI (hidden 4096, 32 heads \
     and 8 of keys and values, ffn 16384, biases, untied, vocabulary 131073), sequences of 8192 tokens. bert-large: \
     hidden 1024, 24 layers, 16 heads, ffn 4096, vocabulary 30522, rows of 512 positions, of which a tenth are cut to \
-    a random length, and PyTorch gets a mask of the padding; bert-full: the same without padding and mask. AxB: A \
+    a random length, and PyTorch gets a mask of the padding; bert-full: the same without padding and mask. t5-large: T5 1.1 \
+    large (hidden 1024, 24 layers each of encoder and decoder, 16 heads, gated ffn 2816, untied, vocabulary 32128), \
+    rows of 512 and 128 positions with padding, which count as tokens. AxB: A \
     sequences in each of B micro-batches. PyTorch keeps f32 parameters and \
     computes in bf16 by autocast. The time is the median from the end of a step to the end of the next, its loss \
     read; the ratio is PyTorch's time by ours.";
@@ -134,7 +136,11 @@ fn run(args: &ModelsArgs) -> Result<(), Failure> {
     let mut table = Table::new("a training step", &head);
     for case in cases {
         let config = load(case)?;
-        let tokens = (config.train.global_batch * config.data.seq_len) as f64;
+        let decoder_len = match config.model.encoder_layers {
+            0 => 0,
+            _ => config.data.decoder_seq_len,
+        };
+        let tokens = (config.train.global_batch * (config.data.seq_len + decoder_len)) as f64;
         println!("{}:", case.name);
         let timing = Timing {
             steps: args.steps,

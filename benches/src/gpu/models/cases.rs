@@ -14,7 +14,7 @@ pub(super) struct Case {
 pub(super) enum Data {
     /// The bytes of a text.
     Text,
-    /// Documents of sentences, for an encoder.
+    /// Documents of sentences, for models with an encoder.
     Sentences,
 }
 
@@ -103,6 +103,23 @@ seq_len = 512
 short_sequence_probability = 0.0
 "#;
 
+/// T5 1.1 large.
+const T5_LARGE: &str = r#"
+[model]
+family = "t5"
+vocab = 32128
+hidden = 1024
+ffn = 2816
+layers = 48
+encoder_layers = 24
+heads = 16
+norm_eps = 1e-6
+tied = false
+[data]
+seq_len = 512
+decoder_seq_len = 128
+"#;
+
 pub(super) const CASES: &[Case] = &[
     Case {
         name: "gpt2 16x1",
@@ -163,6 +180,13 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "bert-full 32x1",
         config: BERT_FULL,
+        data: Data::Sentences,
+        micro_batch: 32,
+        micro_batches: 1,
+    },
+    Case {
+        name: "t5-large 32x1",
+        config: T5_LARGE,
         data: Data::Sentences,
         micro_batch: 32,
         micro_batches: 1,

@@ -1,4 +1,4 @@
-//! Documents of sentences of random words, for encoders.
+//! Documents of sentences of random words, for models with an encoder.
 
 use std::{
     fmt::Write,
@@ -14,8 +14,12 @@ use megaburn::{
 
 use crate::Failure;
 
-/// Number of words of the vocabulary, after the five special tokens of BERT.
-const WORDS: u64 = 30_517;
+/// The special tokens of BERT, and those of T5 besides its sentinels.
+const SPECIAL: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[BOS]\n[EOS]\n";
+/// Number of sentinels of T5.
+const SENTINELS: u64 = 100;
+/// Number of words, with which the vocabulary has as many tokens as BERT's.
+const WORDS: u64 = 30_522 - 7 - SENTINELS;
 const DOCUMENTS: u64 = 1000;
 /// Enough for several rows of 512 tokens.
 const SENTENCES: u64 = 100;
@@ -55,7 +59,10 @@ impl Sentences {
     }
 
     fn write(&self) -> Result<(), Failure> {
-        let mut vocab = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n".to_string();
+        let mut vocab = SPECIAL.to_string();
+        for sentinel in 0..SENTINELS {
+            writeln!(vocab, "<extra_id_{sentinel}>")?;
+        }
         for word in 0..WORDS {
             writeln!(vocab, "w{word}")?;
         }

@@ -29,7 +29,7 @@ pub(crate) struct Trained {
     /// The parameters after the last step.
     params: FullParams,
     /// The gradients of the first step, all times the same number.
-    grads: FullParams,
+    pub(crate) grads: FullParams,
 }
 
 /// The first moment of every local parameter of a rank. After the first step it is the gradient of

@@ -3,5 +3,5 @@
 pub(crate) mod offload;
 pub(crate) mod optimizers;
 pub(crate) mod schedules;
-pub(crate) mod zero;
 mod width;
+pub(crate) mod zero;

@@ -80,7 +80,8 @@ impl ModelBuilder<'_> {
     }
 
     /// The initializer of parameters that have at most one dimension which grows with the width of
-    /// the model: the vectors of tokens and positions, the output projection, and sinks. Their
+    /// the model: the vectors of tokens and positions, the output projection, sinks and relative
+    /// biases. Their
     /// deviation is the same at every width (Yang et al., "Tensor Programs V", 2022, table 8).
     pub(super) fn vector_initializer(&self) -> Initializer {
         Initializer::Normal {
@@ -219,7 +220,7 @@ impl ModelBuilder<'_> {
         };
         let layer = RelativeBiasConfig {
             bidirectional: of_encoder,
-            initializer: self.embedding_initializer(),
+            initializer: self.vector_initializer(),
             path: Some(name.into()),
             ..RelativeBiasConfig::new(relative.num_buckets, relative.max_distance, config.heads)
         };

@@ -1,7 +1,7 @@
 use std::{borrow::Cow, sync::Arc};
 
 use burn::{
-    prelude::{Device, Int},
+    prelude::Device,
     tensor::{Tensor, TensorData},
 };
 use megaburn_data::Sample;

@@ -41,8 +41,8 @@ pub struct ModelConfig {
     pub layers: usize,
     /// How many of the layers, from the first on, are the encoder of an encoder-decoder model. The
     /// others are its decoder, which attends to the encoder's output (Megatron-LM's
-    /// `--encoder-num-layers`, but `layers` counts both). Default: half of the layers in t5 and mt5,
-    /// 0 in other families.
+    /// `--encoder-num-layers`, but `layers` counts both). Default: half of the layers, rounded
+    /// up, in t5 and mt5, 0 in other families.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encoder_layers: Option<usize>,
     /// Number of multi-token-prediction (MTP) blocks after the last layer. During training, the
@@ -151,7 +151,11 @@ impl ModelConfig {
     /// The number of the encoder's layers in an encoder-decoder model, else 0.
     pub(crate) fn encoder_layers(&self) -> usize {
         let has_encoder = self.family.template().is_encoder_decoder();
-        let of_family = if has_encoder { self.layers / 2 } else { 0 };
+        let of_family = if has_encoder {
+            self.layers.div_ceil(2)
+        } else {
+            0
+        };
         self.encoder_layers.unwrap_or(of_family)
     }
 

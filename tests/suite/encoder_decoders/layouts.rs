@@ -10,7 +10,7 @@ use crate::{
 use megaburn_test_support::text::fresh_seed;
 
 /// The layouts, with settings of the run.
-const LAYOUTS: [(&str, &[&str]); 17] = [
+const LAYOUTS: [(&str, &[&str]); 20] = [
     ("tp1", &["train.micro_batch=1"]),
     ("dp2", &["train.micro_batch=1"]),
     ("dp3", &["train.micro_batch=2"]),
@@ -48,6 +48,25 @@ const LAYOUTS: [(&str, &[&str]); 17] = [
             "recompute.num_layers=1",
         ],
     ),
+    // A group of three layers would reach from the encoder into the decoder.
+    (
+        "tp2-sp",
+        &[
+            "train.micro_batch=3",
+            "recompute.method=uniform",
+            "recompute.num_layers=3",
+            "recompute.offload=true",
+        ],
+    ),
+    ("pp2", &["train.micro_batch=2", "parallel.schedule=zb-v"]),
+    (
+        "tp2-pp2-dp3-sp",
+        &[
+            "train.micro_batch=1",
+            "parallel.schedule=zb-h1",
+            "parallel.zero=2",
+        ],
+    ),
 ];
 
 #[rstest]
@@ -62,6 +81,8 @@ const LAYOUTS: [(&str, &[&str]); 17] = [
     "model.parts.output_bias=true",
     "model.parts.mlp_bias=true",
 ])]
+#[case::rotated(&["model.parts.positions=rotary", "model.kv_heads=2"])]
+#[case::norms_of_the_stream(&["model.parts.norm_placement=post", "model.parts.embedding_norm=true"])]
 #[case::dropped(&["train.hidden_dropout=0.1", "train.attention_dropout=0.2"])]
 fn every_layout_trains_an_encoder_decoder_as_one_rank_does(#[case] sets: &[&str]) {
     let sentences = Sentences::new(40, fresh_seed()).for_t5();

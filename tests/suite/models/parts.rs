@@ -54,6 +54,7 @@ const CHOICES: [&[&str]; 18] = [
         "positions=none",
         "positions=alibi",
         "positions=alibi;alibi_scaled=true",
+        "positions=relative;relative_buckets=6;relative_max_distance=9",
         "rotary_percent=0.5",
         "rotary_interleaved=true",
         "rotary_layers=[1]*1+[0]*1",
@@ -173,7 +174,7 @@ fn pairs(row: &Row) -> BTreeSet<[(usize, usize); 2]> {
 }
 
 /// Values that do not go together, as parts of their texts.
-const EXCLUDED: [[&str; 2]; 13] = [
+const EXCLUDED: [[&str; 2]; 19] = [
     ["norm_placement", "parallel_shared_norm"],
     ["norm_placement=post", "block_order=parallel"],
     // The activation of the head is that of the MLP; Llama's is gated.
@@ -184,7 +185,14 @@ const EXCLUDED: [[&str; 2]; 13] = [
     ["positions=learned", "window_rope_theta"],
     ["positions=none", "window_rope_theta"],
     ["positions=alibi", "window_rope_theta"],
+    ["positions=relative", "window_rope_theta"],
     ["attention_soft_cap", "positions=alibi"],
+    ["attention_soft_cap", "positions=relative"],
+    ["attention_sinks", "positions=relative"],
+    ["positions=relative", "mtp_layers"],
+    // The bias is not split into the chunks of a sequence.
+    ["positions=relative", "cp2"],
+    ["positions=relative", "tp2-cp2-dp2-sp zero=1"],
     ["mup_base_hidden", "masked_head"],
     ["mup_base_hidden", "experts"],
     // Experts over several tensor-parallel ranks need sequence parallelism.

@@ -57,6 +57,8 @@ impl Facts {
             ))
         } else if let Some(cap) = self.soft_cap {
             Some(format!("a soft cap of attention scores (of {cap})"))
+        } else if self.relative && !self.crosses {
+            Some("a relative bias of attention scores".into())
         } else if self.documents {
             Some("packed documents (data.documents is true)".into())
         } else if windows == blocks && blocks > 0 {
@@ -77,23 +79,6 @@ impl Facts {
         kernel: AttentionKernel,
         cudnn: impl FnOnce() -> Result<String, String>,
     ) -> String {
-        let composed = "composed, because the fused kernels add no relative bias";
-        match (self.relative, self.crosses) {
-            (false, _) => self.describe_fused(kernel, cudnn),
-            (true, false) => composed.into(),
-            (true, true) => {
-                let fused = self.describe_fused(kernel, cudnn);
-                format!("{composed}; cross attention {fused}")
-            }
-        }
-    }
-
-    /// The description of attention that fused kernels compute.
-    fn describe_fused(
-        &self,
-        kernel: AttentionKernel,
-        cudnn: impl FnOnce() -> Result<String, String>,
-    ) -> String {
         match kernel {
             AttentionKernel::Cubecl => return "cubecl".into(),
             AttentionKernel::Reference => return self.describe_reference(),
@@ -108,6 +93,10 @@ impl Facts {
             return format!("{kernel}: cubecl, because cudnn {found} is not used for {what}");
         }
         match windows {
+            0 if self.relative => format!(
+                "{kernel}: cudnn {found} for cross attention; cubecl for self-attention, because \
+                cudnn is not used for a relative bias"
+            ),
             0 => format!("{kernel}: cudnn {found}"),
             _ => format!(
                 "{kernel}: cudnn {found}; cubecl in {windows} of {blocks} layers, because cudnn \
@@ -190,12 +179,12 @@ mod tests {
     #[case(
         Facts { relative: true, ..plain() },
         AttentionKernel::Auto,
-        "composed, because the fused kernels add no relative bias"
+        "auto: cubecl, because cudnn 9.19.0 (/p) is not used for a relative bias of attention scores"
     )]
     #[case(
         Facts { relative: true, crosses: true, ..plain() },
         AttentionKernel::Auto,
-        "composed, because the fused kernels add no relative bias; cross attention auto: cudnn 9.19.0 (/p)"
+        "auto: cudnn 9.19.0 (/p) for cross attention; cubecl for self-attention, because cudnn is not used for a relative bias"
     )]
     #[case(
         Facts { dtype: "f32".into(), ..plain() },

@@ -6,7 +6,8 @@ use megaburn_models::ModelError;
 use megaburn_train::TrainError;
 use serde_json::Value;
 
-use crate::reference::IGNORED;
+/// The label that is excluded from the loss.
+pub(crate) const IGNORED: i64 = -100;
 
 /// The tokens of the decoder of a batch, `[B, S_dec]`: `decoder_input_ids` or, as Transformers makes
 /// them, the labels one place later, behind the token that starts the decoder.

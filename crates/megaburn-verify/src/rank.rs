@@ -18,10 +18,7 @@ use megaburn_train::{
     failure::read,
 };
 
-use crate::{
-    executor::VerifyExecutor,
-    reference::{IGNORED, Reference},
-};
+use crate::{decoder_inputs::IGNORED, executor::VerifyExecutor, reference::Reference};
 
 /// The model and the samples of one rank.
 pub(crate) struct VerifyRank<'a> {

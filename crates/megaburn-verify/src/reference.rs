@@ -15,7 +15,10 @@ use megaburn_train::{
 };
 use serde::Deserialize;
 
-use crate::{decoder_inputs::with_decoder, encoder_inputs::EncoderInputs};
+use crate::{
+    decoder_inputs::{IGNORED, with_decoder},
+    encoder_inputs::EncoderInputs,
+};
 
 /// A Hugging Face model, and what `transformers` computes with it on one batch, as written by
 /// `tests/tools/hf_reference.py`.
@@ -75,9 +78,6 @@ struct Meta {
     #[serde(default)]
     mtp_loss_scaling_factor: f64,
 }
-
-/// The label that is excluded from the loss.
-pub(crate) const IGNORED: i64 = -100;
 
 impl Reference {
     /// Opens a folder with `config.json`, weights, `reference.safetensors` and `reference.json`.

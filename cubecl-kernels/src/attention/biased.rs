@@ -18,7 +18,7 @@ use super::partial::{self, PartialAttention};
 ///
 /// The gradient of the bias is summed over the batch and over all pairs of a distance in f32 (f64
 /// for f64). Implementations are those of [`attention`](crate::attention) without cuDNN. The fused
-/// kernel computes the scores once more in backward, and needs `4 * hq * s_q * s_k` bytes for a
+/// kernel recomputes the scores in backward, and needs `4 * hq * s_q * s_k` bytes for a
 /// moment.
 ///
 /// # Shapes

@@ -162,7 +162,8 @@ fn config(row: &Row, data: &str, on_one_rank: bool) -> Result<(TrainConfig, Layo
 fn is_possible(row: &Row) -> bool {
     config(row, "text.txt", false).is_ok_and(|(config, layout)| {
         let shape = config.model.shape(config.data.seq_len);
-        layout.validate_for(&shape).is_ok()
+        let model = config.model.decoder(config.data.seq_len, 1);
+        layout.validate_for(&shape).is_ok() && model.check_context_parallel(layout.cp).is_ok()
     })
 }
 

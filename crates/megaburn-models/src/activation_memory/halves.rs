@@ -41,7 +41,10 @@ impl ActivationMemory {
             before + half.kept_attention(blocks.len())
         };
         let last = self.model.encoder_layers;
-        let ends_encoder = blocks.clone().any(|index| index + 1 == last);
+        // A block that is recomputed recomputes the norm of the encoder too.
+        let ends_encoder = self
+            .segments(blocks.clone())
+            .any(|segment| segment.blocks.end == last && !segment.recomputed);
         let of_norm = if ends_encoder {
             encoder.stream() + encoder.rows() * encoder.statistics()
         } else {

@@ -73,7 +73,8 @@
 //! saves, in place of the LSE:
 //! - the probabilities, `e hq / t` for each pair of positions of a block of scores
 //! - a second copy of its output, except in both directions
-//! - for grouped-query attention without rotations and norms of heads, a copy of the queries
+//! - with a relative bias, and for grouped-query attention without rotations and norms of heads, a
+//!   copy of the queries
 //! - with attention dropout, the dropout factors in f32, which are not counted here
 //!
 //! With context parallelism, `n` is the number of tokens that a rank holds. Attention over several
@@ -122,8 +123,7 @@
 //! | output of cross attention, LSE | cross attention and the output matrix | `e a n / t + 4 hq n / t` | |
 //!
 //! A stage with blocks of the decoder saves the output of the encoder once, which all of them read,
-//! and the stage with the last block of the encoder the input of the norm after it. Self-attention
-//! with a relative bias is composed on GPUs, too.
+//! and the stage with the last block of the encoder the input of the norm after it.
 //!
 //! # The paper's formula
 //!

@@ -141,8 +141,14 @@ impl ActivationMemory {
         };
         // Composed attention copies queries that share keys into one tensor. If queries, keys and
         // values are still views of the qkv tensor, this copy is an additional tensor.
-        let is_grouped = self.is_fallback() && heads > kv_heads && !self.recompute.core_attention;
-        let copied = if is_grouped && !alone { e * query } else { 0 };
+        let is_composed = self.is_fallback() && !self.recompute.core_attention;
+        let is_grouped = is_composed && heads > kv_heads;
+        let has_bias = is_composed && self.model.positions.relative().is_some();
+        let copied = if has_bias || (is_grouped && !alone) {
+            e * query
+        } else {
+            0
+        };
         let copies = self.model.kv_heads < self.tp;
         let mut terms = vec![
             ("queries, keys and values", (e * qkv + copied + wider) * n),
@@ -274,10 +280,8 @@ impl ActivationMemory {
         terms
     }
 
-    /// Whether self-attention is composed.
     fn is_fallback(&self) -> bool {
-        let has_bias = self.model.positions.relative().is_some();
-        (self.scores == Scores::Kept || has_bias) && self.cp == 1
+        self.scores == Scores::Kept && self.cp == 1
     }
 
     /// Pairs of positions whose probabilities a head of the composed attention saves.

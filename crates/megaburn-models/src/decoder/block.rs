@@ -5,8 +5,11 @@ use megaburn_parallel::{
 };
 
 use super::{
-    BlockOrder, Mtp, NormPlacement, blocks::BlockInputs, builder::ModelBuilder, cached::BlockCache,
-    recompute_options::BlockRecompute, rotary::BlockRope,
+    BlockOrder, Mtp, NormPlacement,
+    block_inputs::{BlockCache, BlockInputs},
+    builder::ModelBuilder,
+    recompute_options::BlockRecompute,
+    rotary::BlockRope,
 };
 use crate::error::ModelError;
 

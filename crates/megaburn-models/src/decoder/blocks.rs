@@ -7,24 +7,12 @@ use megaburn_parallel::{
     BatchContext, RelativeBias, Residual, SelectiveSave, checkpoint_residual, offload_residual,
 };
 
-use super::{Block, Decoder, rotary::Ropes};
-
-/// What blocks read besides the residual stream.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct BlockInputs<'a> {
-    /// The tables of the positions.
-    pub(super) ropes: &'a Ropes,
-    /// The relative bias of the attention scores by distance.
-    pub(super) bias: Option<&'a Tensor<3>>,
-    /// The output of the encoder that blocks of a decoder attend to.
-    pub(super) memory: Option<&'a Tensor<3>>,
-    pub(super) batch: &'a BatchContext,
-}
+use super::{Block, Decoder, block_inputs::BlockInputs, rotary::Ropes};
 
 /// Consecutive blocks, and the relative bias that they share: what a recomputed function needs of
 /// the model.
 #[derive(Module, Debug)]
-struct Stretch {
+struct RecomputedBlocks {
     blocks: Vec<Block>,
     bias: Option<RelativeBias>,
 }
@@ -63,13 +51,13 @@ impl Decoder {
             let keep_on_device = segment.blocks.end == stage.layers.end && stage.loss;
             let blocks = self.blocks_at(segment.blocks);
             x = if segment.recomputed {
-                let stretch = Stretch {
+                let recomputed = RecomputedBlocks {
                     blocks: blocks.cloned().collect(),
                     bias: bias.cloned(),
                 };
                 let memory = memory.clone();
                 self.forward_recomputed(
-                    stretch,
+                    recomputed,
                     x,
                     memory,
                     (len, ropes.clone()),
@@ -94,7 +82,7 @@ impl Decoder {
     /// `recompute.offload` and unless `keep_on_device` is set, in host memory.
     fn forward_recomputed(
         &self,
-        stretch: Stretch,
+        recomputed: RecomputedBlocks,
         x: Residual,
         memory: Option<Tensor<3>>,
         (len, ropes): (usize, Ropes),
@@ -107,23 +95,24 @@ impl Decoder {
             saved_attention: saved.clone(),
             ..batch.clone()
         };
-        let forward = move |stretch: &Stretch, x: Residual, memory: Option<Tensor<3>>| {
-            let bias = stretch.bias.as_ref().map(|bias| bias.forward(len));
-            let inputs = BlockInputs {
-                ropes: &ropes,
-                bias: bias.as_ref(),
-                memory: memory.as_ref(),
-                batch: &batch,
+        let forward =
+            move |recomputed: &RecomputedBlocks, x: Residual, memory: Option<Tensor<3>>| {
+                let bias = recomputed.bias.as_ref().map(|bias| bias.forward(len));
+                let inputs = BlockInputs {
+                    ropes: &ropes,
+                    bias: bias.as_ref(),
+                    memory: memory.as_ref(),
+                    batch: &batch,
+                };
+                let blocks = recomputed.blocks.iter();
+                blocks.fold(x, |x, block| block.forward(x, inputs))
             };
-            let blocks = stretch.blocks.iter();
-            blocks.fold(x, |x, block| block.forward(x, inputs))
-        };
         let x = if recompute.offload {
             let offload = &self.parts.offload;
-            offload_residual(&stretch, x, memory, offload, keep_on_device, forward)
+            offload_residual(&recomputed, x, memory, offload, keep_on_device, forward)
         } else {
-            let norm = stretch.blocks[0].attention_norm.as_ref();
-            checkpoint_residual(&stretch, norm, x, memory, forward)
+            let norm = recomputed.blocks[0].attention_norm.as_ref();
+            checkpoint_residual(&recomputed, norm, x, memory, forward)
         };
         saved.iter().for_each(SelectiveSave::end_forward);
         x

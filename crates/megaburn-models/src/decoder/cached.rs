@@ -12,7 +12,9 @@ use megaburn_parallel::{
 };
 
 use super::{
-    Block, Decoder, FamilyHead, ModelOptions, blocks::BlockInputs, model::DecoderParts,
+    Block, Decoder, FamilyHead, ModelOptions,
+    block_inputs::{BlockCache, BlockInputs},
+    model::DecoderParts,
     rotary::Ropes,
 };
 
@@ -24,15 +26,6 @@ pub struct DecoderCache {
     lens: Vec<usize>,
     /// The tokens of sequences that the encoder has not read yet.
     prompts: VecDeque<(usize, Vec<u32>)>,
-}
-
-/// The keys and values of one block.
-#[derive(Clone, Debug)]
-pub(super) struct BlockCache {
-    /// Those of the sequences.
-    pub(super) own: KvCache,
-    /// Those of the encoder's output, for cross attention.
-    pub(super) memory: KvCache,
 }
 
 impl DecoderCache {

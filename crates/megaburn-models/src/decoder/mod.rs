@@ -5,6 +5,7 @@
 
 mod binary_head;
 mod block;
+mod block_inputs;
 mod blocks;
 mod builder;
 mod cached;

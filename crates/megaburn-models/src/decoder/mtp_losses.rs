@@ -4,7 +4,7 @@
 use burn::{prelude::Int, tensor::Tensor};
 use megaburn_parallel::{BatchContext, Recomputable, Residual, SelectiveSave, recomputed};
 
-use super::{Block, Decoder, MtpTargets, StageLosses, blocks::BlockInputs, rotary::Ropes};
+use super::{Block, Decoder, MtpTargets, StageLosses, block_inputs::BlockInputs, rotary::Ropes};
 
 impl Block {
     /// The output of a depth, from the embeddings of its tokens and the output of the depth before.

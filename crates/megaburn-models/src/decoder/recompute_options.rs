@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case(2..7, &[2..3, 3..5, 5..6, 6..7])]
+    #[case(2..7, &[2..3, 3..4, 4..6, 6..7])]
     #[case(0..3, &[0..2, 2..3])]
     #[case(4..7, &[4..6, 6..7])]
     fn encoder_and_decoder_have_segments_of_their_own(

@@ -55,6 +55,7 @@ fn template() -> DecoderConfig {
         norm: NormKind::Rms,
         activation: Activation::GeGluTanh,
         attention_scale: Some(1.0),
+        tied: true,
         ..llama::template()
     }
 }

@@ -61,8 +61,8 @@ pub struct DataConfig {
     /// because reads from a local disk take microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_workers: Option<usize>,
-    /// Tokens of a sample; with `data.dataset = "t5"` those of the encoder. Default with `model.init`: the largest power of two up to the model's
-    /// maximum and 2048.
+    /// Tokens of a sample; with `data.dataset = "t5"` those of the encoder. Default with
+    /// `model.init`: the largest power of two up to the model's maximum and 2048.
     #[schemars(extend("minimum" = 1))]
     pub seq_len: usize,
     /// Tokens of the decoder in a sample of `data.dataset = "t5"` (Megatron-LM's

@@ -220,7 +220,7 @@ mod tests {
 
     #[rstest]
     #[case("/run/device", &["auto", "cpu", "cuda"])]
-    #[case("/model/family", &["gpt2", "llama", "mistral", "qwen2", "mixtral", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "phi3", "olmo2", "olmoe", "granite", "starcoder2", "nemotron", "gpt_neox", "qwen2_moe", "falcon", "bert", "megatron-bert", "gpt_oss"])]
+    #[case("/model/family", &["gpt2", "llama", "mistral", "qwen2", "mixtral", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "phi3", "olmo2", "olmoe", "granite", "starcoder2", "nemotron", "gpt_neox", "qwen2_moe", "falcon", "bert", "megatron-bert", "t5", "mt5", "gpt_oss"])]
     #[case("/model/parts/activation", &["swiglu", "geglu", "geglu_tanh", "clamped_swiglu", "gelu", "gelu_tanh", "relu", "squared_relu"])]
     #[case("/model/parts/norm_placement", &["pre", "output", "sandwich", "post"])]
     #[case("/parallel/schedule", &["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"])]

@@ -208,6 +208,7 @@ mod tests {
             let has_other_parts = has_shared
                 || model.attention_sinks
                 || model.bidirectional
+                || model.is_encoder_decoder()
                 || model.norm_placement.has_output_norms();
             if model.latent.is_some() || has_other_parts {
                 continue;

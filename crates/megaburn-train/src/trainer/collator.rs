@@ -211,6 +211,7 @@ fn counted(labels: &[i64]) -> (usize, Option<Arc<[bool]>>) {
 
 #[cfg(test)]
 mod tests {
+    use burn::prelude::Int;
     use rstest::rstest;
 
     use super::*;

@@ -10,7 +10,8 @@ const CLASSES: &str = include_str!("../../../../../tests/fixtures/config-default
 
 /// Keys of the classes that are not read, because they do not change what a model computes, or
 /// because their values follow from other keys here (`head_dim` and `qk_head_dim` of the DeepSeek
-/// families, the parts of `feed_forward_proj` and `scale_decoder_outputs` of T5). `docs/families.md` says what is left out of training.
+/// families, the parts of `feed_forward_proj` and `scale_decoder_outputs` of T5).
+/// `docs/families.md` says what is left out of training.
 const NOT_READ: &[&str] = &[
     "_sliding_window_pattern",
     "attention_dropout",

@@ -22,23 +22,24 @@ import torch, torch.nn.functional as F, transformers
 from curves_report import facts, table
 from masked_samples import MASKING, SENTINELS, samples, write_corpus
 
-HIDDEN, LAYERS, HEADS, INIT_STD = 128, 2, 4, 0.05
+HIDDEN, LAYERS, HEADS = 128, 2, 4
 # Rows of a step, the tokens of a row, and the tokens that T5's decoder predicts.
-BATCH, SEQ_LEN, DECODER_SEQ_LEN = 32, 64, 32
-LR, MIN_LR, WARMUP, BETAS, EPS, WEIGHT_DECAY, CLIP = 4e-3, 4e-4, 100, (0.9, 0.98), 1e-8, 0.01, 1.0
+BATCH, SEQ_LEN, DECODER_SEQ_LEN = 32, 64, 64
+WARMUP, BETAS, EPS, WEIGHT_DECAY, CLIP = 100, (0.9, 0.98), 1e-8, 0.01, 1.0
 SPLIT = "90,10"
 # The steps whose largest difference is reported first, because training magnifies rounding later.
 EARLY = 200
 
 
 class Bert:
+    lr = 4e-3
     settings = {"data.dataset": "bert"}
 
     def draw(self, vocab):
         config = transformers.BertConfig(
             vocab_size=len(vocab), hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
             intermediate_size=4 * HIDDEN, max_position_embeddings=SEQ_LEN, hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0, initializer_range=INIT_STD)
+            attention_probs_dropout_prob=0.0, initializer_range=0.05)
         return transformers.BertForPreTraining(config)
 
     def load(self, folder):
@@ -52,18 +53,19 @@ class Bert:
 
 
 class T5:
+    lr = 1e-3
     settings = {"data.dataset": "t5", "data.decoder_seq_len": DECODER_SEQ_LEN}
 
     def draw(self, vocab):
         config = transformers.T5Config(
             vocab_size=len(vocab), d_model=HIDDEN, d_kv=HIDDEN // HEADS, d_ff=4 * HIDDEN, num_layers=LAYERS,
-            num_decoder_layers=LAYERS, num_heads=HEADS, dropout_rate=0.0, pad_token_id=vocab["[PAD]"], eos_token_id=vocab["[EOS]"],
+            num_decoder_layers=LAYERS, num_heads=HEADS, dropout_rate=0.0, feed_forward_proj="gated-gelu",
+            tie_word_embeddings=False, pad_token_id=vocab["[PAD]"], eos_token_id=vocab["[EOS]"],
             decoder_start_token_id=vocab["[BOS]"])
         model = transformers.T5ForConditionalGeneration(config)
-        # Transformers draws embeddings for learning rates that are relative to them, as Adafactor's.
-        for param in model.parameters():
-            if param.dim() > 1:
-                torch.nn.init.normal_(param, std=INIT_STD)
+        # Transformers draws both for learning rates that are relative to them, as Adafactor's.
+        for matrix in (model.shared, model.lm_head):
+            matrix.weight.data.mul_(HIDDEN**-0.5)
         return model
 
     def load(self, folder):
@@ -85,20 +87,20 @@ def batches(set, order, device):
         yield {name: torch.tensor([row[name] for row in rows], device=device) for name in rows[0]}
 
 
-def rate(trained, steps):
-    """The value for the update after which this number of steps were done."""
+def rate(largest, trained, steps):
+    """The value for the update after which this number of steps were done: it decays to a tenth of the largest."""
     if trained < WARMUP:
-        return LR * trained / WARMUP
-    return MIN_LR + (LR - MIN_LR) * 0.5 * (math.cos(math.pi * (trained - WARMUP) / (steps - WARMUP)) + 1)
+        return largest * trained / WARMUP
+    return largest * (0.1 + 0.45 * (math.cos(math.pi * (trained - WARMUP) / (steps - WARMUP)) + 1))
 
 
 def pytorch(kind, model, set, args, steps):
     """Yields a step at a time what `metrics.jsonl` has, of the first `steps` steps."""
     params = list(model.to(args.device).train().parameters())
     groups = [dict(params=[p for p in params if (p.dim() > 1) == decays], weight_decay=WEIGHT_DECAY * decays) for decays in (True, False)]
-    optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)
+    optimizer = torch.optim.AdamW(groups, lr=kind.lr, betas=BETAS, eps=EPS)
     for step, rows in enumerate(batches(set, range(steps * BATCH), args.device)):
-        lr = rate(step + 1, args.steps)
+        lr = rate(kind.lr, step + 1, args.steps)
         logits, labels, of_rows = kind.forward(model, rows)
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
         optimizer.zero_grad()
@@ -118,12 +120,13 @@ def call(args, log, *command):
 def megaburn(kind, folder, args):
     """The lines of `metrics.jsonl`, and the folder of the model that was trained."""
     run, exported, log = args.out / "run", args.out / "exported", args.out / "megaburn.log"
+    probability, max_ngram, geometric = MASKING[args.model]
     settings = {
         "run.dir": run, "run.seed": args.seed, "run.device": args.device, "data.tokenizer": args.out / "vocab.txt",
-        "data.cache_dir": args.out / "cache", "data.seq_len": SEQ_LEN, "data.split": SPLIT, "data.masking.max_ngram": MASKING[args.model][0],
-        "train.global_batch": BATCH,
-        "train.micro_batch": args.micro_batch, "train.eval_interval": args.steps // 4, "train.eval_batches": 1000,
-        "train.checkpoint_interval": args.steps, "train.log_interval": 50, "optimizer.lr": LR, "optimizer.min_lr": MIN_LR,
+        "data.cache_dir": args.out / "cache", "data.seq_len": SEQ_LEN, "data.split": SPLIT, "data.masking.probability": probability,
+        "data.masking.max_ngram": max_ngram, "data.masking.geometric": str(geometric).lower(),
+        "train.global_batch": BATCH, "train.micro_batch": args.micro_batch, "train.eval_interval": args.steps // 4, "train.eval_batches": 1000,
+        "train.checkpoint_interval": args.steps, "train.log_interval": 50, "optimizer.lr": kind.lr, "optimizer.min_lr": kind.lr / 10,
         "optimizer.warmup_steps": WARMUP, "optimizer.beta1": BETAS[0], "optimizer.beta2": BETAS[1], "optimizer.eps": EPS,
         "optimizer.weight_decay": WEIGHT_DECAY, "optimizer.clip_grad": CLIP, **kind.settings,
     }

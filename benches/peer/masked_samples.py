@@ -8,13 +8,14 @@ from megatron.core.datasets.bert_dataset import BERTMaskedWordPieceDataset, BERT
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.t5_dataset import T5MaskedWordPieceDataset, T5MaskedWordPieceDatasetConfig
 
-SENTINELS = [f"<extra_id_{number}>" for number in range(20)]
+SENTINELS = [f"<extra_id_{number}>" for number in range(40)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]", *SENTINELS]
 VOCAB = 500
 # Parts of the text between empty lines, such as the speeches of a play, of which a document is made.
 PARTS = 12
-# The most words of an n-gram that is masked, and whether their number is drawn from a geometric distribution.
-MASKING = {"bert": (1, False), "t5": (10, True)}
+# The fraction of the tokens that is masked, the most words of an n-gram, and whether their number is drawn from a
+# geometric distribution. T5 learns only from masked tokens, of which 15% would be few in 1,000 steps.
+MASKING = {"bert": (0.15, 1, False), "t5": (0.5, 10, True)}
 
 
 def write_corpus(text, out):
@@ -59,11 +60,11 @@ def samples(kind, out, vocab, seed, split, seq_len, decoder_seq_len, num):
         "t5": (T5MaskedWordPieceDataset, T5MaskedWordPieceDatasetConfig, dict(sequence_length_decoder=decoder_seq_len)),
     }
     dataset, config, more = of[kind]
-    max_ngram, geometric = MASKING[kind]
+    probability, max_ngram, geometric = MASKING[kind]
     torch.distributed.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
     config = config(
         random_seed=seed, sequence_length=seq_len, blend=([str(out / "text")], None), split=split,
-        path_to_cache=str(out / "megatron"), tokenizer=Tokenizer(vocab), masking_probability=0.15,
+        path_to_cache=str(out / "megatron"), tokenizer=Tokenizer(vocab), masking_probability=probability,
         short_sequence_probability=0.1, masking_max_ngram=max_ngram, masking_do_full_word=True,
         masking_do_permutation=False, masking_use_longer_ngrams=False, masking_use_geometric_distribution=geometric, **more)
     train, valid, _ = BlendedMegatronDatasetBuilder(dataset, [num, 1, None], lambda: True, config).build()

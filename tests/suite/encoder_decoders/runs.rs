@@ -140,7 +140,7 @@ fn other_samples_are_another_run() {
 }
 
 /// Masked words follow from their neighbours, which only the encoder reads; the order of the sentinels
-/// and the frequencies of words alone leave more.
+/// and the frequencies of words alone leave 1.05 nats.
 #[test]
 fn a_decoder_learns_what_the_encoder_reads() {
     let sentences = Sentences::known(200, fresh_seed()).for_t5();
@@ -149,7 +149,9 @@ fn a_decoder_learns_what_the_encoder_reads() {
         "train.micro_batch=16",
         "model.hidden=32",
         "model.ffn=64",
-        "optimizer.lr=1e-2",
+        "model.tied=false",
+        "model.parts.init_std=0.1",
+        "optimizer.lr=5e-3",
         "data.masking.max_ngram=1",
         "optimizer.warmup_steps=20",
         "data.seq_len=32",
@@ -158,19 +160,22 @@ fn a_decoder_learns_what_the_encoder_reads() {
     assert_eq!(ended.code, Some(0), "{ended:#?}");
     let (steps, _) = measured(&sentences);
     let last = steps[380..].iter().map(|step| step.loss).sum::<f64>() / 20.0;
-    assert!(steps[0].loss > 2.5 && last < 0.9, "{last}");
+    assert!(steps[0].loss > 2.5 && last < 0.85, "{last}");
 }
 
 /// Samples of the trainer are those of the data set, or of a blend of two, in order.
 #[rstest]
 fn the_samples_of_a_run_are_those_of_megatrons_data_set(#[values(false, true)] is_blend: bool) {
-    let sentences = Sentences::new(40, fresh_seed()).for_t5();
-    let path = sentences.path("text").display().to_string();
+    let seed = fresh_seed();
+    let sentences = Sentences::new(40, seed).for_t5();
+    let other = Sentences::new(30, seed + 1).for_t5();
+    let path = |of: &Sentences| of.path("text").display().to_string();
     let mut sets = sentences.settings();
     if is_blend {
         sets.retain(|set| !set.starts_with("data.path="));
-        let part = |weight: u32| format!("{{path = \"{path}\", weight = {weight}}}");
-        sets.push(format!("data.train=[{}, {}]", part(1), part(2)));
+        let part = |of, weight| format!("{{path = \"{}\", weight = {weight}}}", path(of));
+        let parts = [part(&sentences, 1), part(&other, 2)];
+        sets.push(format!("data.train=[{}]", parts.join(", ")));
     }
     sets.extend(["train.global_batch=4", "train.micro_batch=4"].map(String::from));
     let layers = sets.iter().fold(ConfigLayers::new(), |layers, set| {
@@ -178,16 +183,21 @@ fn the_samples_of_a_run_are_those_of_megatrons_data_set(#[values(false, true)] i
     });
     let config = layers.load().unwrap();
     let tokenizer = Arc::new(HfTokenizer::open(sentences.path("vocab.txt")).unwrap());
-    let source = || DocumentRange::all(Arc::new(IndexedDataset::open(&path).unwrap()));
+    let source =
+        |of: &Sentences| DocumentRange::all(Arc::new(IndexedDataset::open(path(of)).unwrap()));
     let set = T5DatasetConfig::new(24, 12, tokenizer, sentences.path("other"))
         .with_seed(config.run.seed)
         .with_num_samples(12);
     let expected: Box<dyn Samples> = match is_blend {
         true => {
             let blend = BlendedDatasetConfig::new(set).with_weights(vec![1.0, 2.0]);
-            Box::new(blend.build(&[source(), source()], |_| ()).unwrap())
+            Box::new(
+                blend
+                    .build(&[source(&sentences), source(&other)], |_| ())
+                    .unwrap(),
+            )
         }
-        false => Box::new(set.build(&source(), |_| ()).unwrap()),
+        false => Box::new(set.build(&source(&sentences), |_| ()).unwrap()),
     };
     let data = Arc::new(RunData::load(&config).unwrap());
     let groups = ProcessGroups::new(&Group::single(config.run.seed), Layout::SINGLE).unwrap();

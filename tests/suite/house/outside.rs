@@ -8,8 +8,22 @@ use std::{
     sync::OnceLock,
 };
 
+use toml::Table;
+
+/// The crates whose code is compiled a second time, by the beginning of their names: Burn, because
+/// its default features are other ones, and what depends on it.
+const COMPILED_AGAIN: [&str; 2] = ["burn", "megaburn"];
+
+/// Dependencies of many crates, with the features that tests of the workspace enable. A crate is
+/// compiled once for two workspaces only where it has the same features in both.
+const SHARED: &str = r#"
+log = { version = "0.4", features = ["std"] }
+memchr = "2"
+tracing-subscriber = "0.3"
+"#;
+
 /// Builds the crate at the first call, and returns the path of one of its programs. This compiles
-/// Burn a second time, with other features: minutes in the first run, seconds afterwards.
+/// Burn a second time, with other features: a minute in the first run, seconds afterwards.
 pub(crate) fn program(name: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(build).join(name)
@@ -18,12 +32,9 @@ pub(crate) fn program(name: &str) -> PathBuf {
 /// Builds the crate, and returns the folder of its programs.
 fn build() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let example = root.join("examples/own_family");
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
-    let manifest = fs::read_to_string(example.join("Cargo.toml")).unwrap();
-    let manifest = manifest.replace("../..", &root.display().to_string());
-    fs::write(here.join("Cargo.toml"), manifest).unwrap();
+    fs::write(here.join("Cargo.toml"), manifest(&root)).unwrap();
     // Use the lock file of the workspace, so that the same crates are used, which are already
     // downloaded.
     fs::copy(root.join("Cargo.lock"), here.join("Cargo.lock")).unwrap();
@@ -34,17 +45,46 @@ fn build() -> PathBuf {
     ] {
         fs::copy(root.join("examples").join(from), here.join("src").join(to)).unwrap();
     }
-    let target = root.join("target/outside");
+    // The folder that this test was built in, so that crates which are the same are there already.
+    let programs = Path::new(env!("CARGO_BIN_EXE_megaburn-under-test"))
+        .parent()
+        .unwrap();
+    let target = programs.parent().unwrap();
     let output = Command::new(env!("CARGO"))
         .args(["build", "--quiet"])
         .current_dir(here)
-        .env("CARGO_TARGET_DIR", &target)
+        .env("CARGO_TARGET_DIR", target)
         .stdin(Stdio::null())
         .output()
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
     target.join("debug")
+}
+
+/// The manifest of `examples/own_family` with the profile of the workspace, without which no crate
+/// would be the same. What is compiled again is not optimised, because that takes longer than the
+/// programs run.
+fn manifest(root: &Path) -> String {
+    let read = |name: &str| -> Table {
+        let text = fs::read_to_string(root.join(name)).unwrap();
+        text.replace("../..", &root.display().to_string())
+            .parse()
+            .unwrap()
+    };
+    let mut manifest = read("examples/own_family/Cargo.toml");
+    let mut profile = read("Cargo.toml").remove("profile").unwrap();
+    let packages = profile["dev"]["package"].as_table_mut().unwrap();
+    for package in read("Cargo.lock")["package"].as_array().unwrap() {
+        let name = package["name"].as_str().unwrap();
+        if COMPILED_AGAIN.iter().any(|start| name.starts_with(start)) {
+            packages.insert(name.to_owned(), toml::toml! { opt-level = 0 }.into());
+        }
+    }
+    manifest.insert("profile".to_owned(), profile);
+    let dependencies = manifest["dependencies"].as_table_mut().unwrap();
+    dependencies.extend(SHARED.parse::<Table>().unwrap());
+    manifest.to_string()
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{ffi::OsString, fs, path::PathBuf, process::ExitCode};
 use clap::Parser;
 use megaburn::{
     cuda,
-    train::{ConfigLayers, TrainConfig},
+    train::{ConfigLayers, TrainConfig, config::DatasetKind},
 };
 
 use super::{
@@ -136,9 +136,9 @@ fn run(args: &ModelsArgs) -> Result<(), Failure> {
     let mut table = Table::new("a training step", &head);
     for case in cases {
         let config = load(case)?;
-        let decoder_len = match config.model.encoder_layers {
-            0 => 0,
-            _ => config.data.decoder_seq_len,
+        let decoder_len = match config.data.dataset {
+            DatasetKind::T5 => config.data.decoder_seq_len,
+            DatasetKind::Gpt | DatasetKind::Bert => 0,
         };
         let tokens = (config.train.global_batch * (config.data.seq_len + decoder_len)) as f64;
         println!("{}:", case.name);

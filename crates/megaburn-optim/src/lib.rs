@@ -51,6 +51,7 @@ mod param_grad;
 mod plan;
 mod reduce;
 mod rule;
+mod scale;
 mod schedule;
 mod sharding;
 mod skip_nonfinite;

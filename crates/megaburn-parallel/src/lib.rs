@@ -46,6 +46,7 @@ mod error;
 mod init;
 mod kv_cache;
 mod linear;
+mod max_logits;
 mod mlp;
 mod moe;
 mod norm;
@@ -65,7 +66,7 @@ mod vocab_bias;
 
 pub use attention::{
     ALIBI_FEATURES, Alibi, AlibiKeys, Attention, AttentionGroups, CrossAttention,
-    CrossAttentionConfig, MultiLatentAttentionConfig, PositionTables, QkNorm, QkNormKind,
+    CrossAttentionConfig, MultiLatentAttentionConfig, PositionTables, QkClip, QkNorm, QkNormKind,
     RelativeBias, RelativeBiasConfig, SelfAttentionConfig,
 };
 pub use context::{

@@ -138,7 +138,6 @@ impl RankRun {
         let data = loaded.data.clone();
         let trainer = Trainer::starting_from(start, config.clone(), groups.clone(), device, data);
         let mut trainer = settle(world, trainer)?;
-        trainer.check_groups()?;
         // Not earlier: a run whose model cannot be built must not set another run aside.
         let mut stored = StoredCheckpoints::open(world, &config, &run.id, self.fresh)?;
         let run = match stored.continued_run() {

@@ -135,6 +135,11 @@ pub(crate) struct TrainStateShape {
 }
 
 impl TrainConfig {
+    /// Whether training records the largest attention logit of each head.
+    pub(crate) fn records_max_logits(&self) -> bool {
+        self.optimizer.qk_clip || self.train.log_max_attention_logit
+    }
+
     /// The options of the model under this layout.
     ///
     /// # Errors
@@ -154,6 +159,7 @@ impl TrainConfig {
             dropout: self.train.dropout(),
             loss: self.train.loss_terms(),
             recompute: self.recompute.of_model(),
+            record_max_logits: self.records_max_logits(),
             moe: self.moe.options(),
             fused_linear_cross_entropy: self.train.fused_linear_cross_entropy,
         })

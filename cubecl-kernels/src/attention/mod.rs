@@ -5,6 +5,7 @@ mod fallback;
 mod fused;
 #[cfg(feature = "cuda")]
 mod kernels;
+mod largest_scores;
 #[cfg(feature = "cuda")]
 mod launch;
 mod op;
@@ -17,6 +18,7 @@ use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 
 pub use biased::{biased_attention, biased_partial_attention, biased_partial_attention_gradients};
+pub use largest_scores::largest_scores;
 use op::Attention;
 pub use options::{
     AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, AttentionTiles, PackedSequences,

@@ -15,7 +15,7 @@ use crate::layouts::grid::{compare_within, train};
 
 /// The choices of a model. A value is a list of keys to set, separated by `;`; the first one of each
 /// column is Llama's.
-const CHOICES: [&[&str]; 18] = [
+const CHOICES: [&[&str]; 19] = [
     &["", "norm=layer"],
     &[
         "",
@@ -88,6 +88,10 @@ const CHOICES: [&[&str]; 18] = [
         "",
         "recompute.modules=[\"norm\", \"activation\", \"core_attention\"]",
         "recompute.method=\"uniform\";recompute.num_layers=1",
+    ],
+    &[
+        "",
+        "optimizer.qk_clip=true;optimizer.qk_clip_threshold=0.002",
     ],
 ];
 
@@ -163,7 +167,9 @@ fn is_possible(row: &Row) -> bool {
     config(row, "text.txt", false).is_ok_and(|(config, layout)| {
         let shape = config.model.shape(config.data.seq_len);
         let model = config.model.decoder(config.data.seq_len, 1);
-        layout.validate_for(&shape).is_ok() && model.check_context_parallel(layout.cp).is_ok()
+        layout.validate_for(&shape).is_ok()
+            && model.check_context_parallel(layout.cp).is_ok()
+            && config.layout(None).is_ok()
     })
 }
 
@@ -175,7 +181,7 @@ fn pairs(row: &Row) -> BTreeSet<[(usize, usize); 2]> {
 }
 
 /// Values that do not go together, as parts of their texts.
-const EXCLUDED: [[&str; 2]; 19] = [
+const EXCLUDED: [[&str; 2]; 21] = [
     ["norm_placement", "parallel_shared_norm"],
     ["norm_placement=post", "block_order=parallel"],
     // The activation of the head is that of the MLP; Llama's is gated.
@@ -196,6 +202,7 @@ const EXCLUDED: [[&str; 2]; 19] = [
     ["positions=relative", "tp2-cp2-dp2-sp zero=1"],
     ["mup_base_hidden", "masked_head"],
     ["mup_base_hidden", "experts"],
+    ["qk_norm", "qk_clip"],
     // Experts over several tensor-parallel ranks need sequence parallelism.
     ["experts", "tp2"],
 ];

@@ -130,6 +130,7 @@ impl ModelBuilder<'_> {
             let layer = MultiLatentAttentionConfig {
                 softmax_scale: config.softmax_scale(),
                 dropout: options.dropout.attention,
+                record_max_logits: options.record_max_logits,
                 kernel: options.attention,
                 recompute,
                 sequence_parallel: options.sequence_parallel,
@@ -163,13 +164,14 @@ impl ModelBuilder<'_> {
             sinks: config.attention_sinks,
             window: config.layer_window(index),
             dropout: options.dropout.attention,
+            record_max_logits: options.record_max_logits,
             kernel: options.attention,
             recompute,
             sequence_parallel: options.sequence_parallel,
             initializer: self.initializer(),
+            sinks_initializer: self.vector_initializer(),
             output_initializer: self.output_initializer(),
             path,
-            sinks_initializer: self.vector_initializer(),
             ..SelfAttentionConfig::new(hidden, heads, kv_heads, head_dim)
         };
         Ok(layer.init(groups, self.device)?)

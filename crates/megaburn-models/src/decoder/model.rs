@@ -9,7 +9,7 @@ use megaburn_collective::{Group, region::gather_from_last_dim};
 use megaburn_kernels::{add_positions, sum_all};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    ActivationOffload, BatchContext, CrossEntropy, Norm, ParallelDropout, PlanBuilder,
+    ActivationOffload, Attention, BatchContext, CrossEntropy, Norm, ParallelDropout, PlanBuilder,
     PositionEmbedding, Recomputable, RelativeBias, Residual, Sharded, VocabParallelEmbedding,
 };
 use megaburn_pipeline::StageLayers;
@@ -153,6 +153,12 @@ impl Decoder {
     /// The sizes and parts of the model.
     pub fn config(&self) -> &DecoderConfig {
         &self.parts.config
+    }
+
+    /// The attention of this rank's layers, with the numbers of the layers.
+    pub fn attentions(&self) -> impl Iterator<Item = (usize, &Attention)> {
+        let blocks = self.blocks.iter().enumerate();
+        blocks.filter_map(|(index, block)| Some((index, &block.as_ref()?.attention)))
     }
 
     /// The tensor-parallel group.

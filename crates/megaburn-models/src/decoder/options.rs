@@ -30,6 +30,10 @@ pub struct ModelOptions {
     pub loss: LossTerms,
     /// Which activations backward recomputes.
     pub recompute: Recompute,
+    /// Whether training records the largest attention logit of each head
+    /// ([`Attention::take_max_logits`](megaburn_parallel::Attention::take_max_logits)), which
+    /// computes the products of queries and keys a second time.
+    pub record_max_logits: bool,
     /// How the experts are used.
     pub moe: MoeOptions,
     /// Whether the loss computes logits in chunks and recomputes them in backward
@@ -47,6 +51,7 @@ impl Default for ModelOptions {
             dropout: Dropout::default(),
             loss: LossTerms::default(),
             recompute: Recompute::default(),
+            record_max_logits: false,
             moe: MoeOptions::default(),
             fused_linear_cross_entropy: false,
         }

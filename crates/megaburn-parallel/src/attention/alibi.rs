@@ -45,6 +45,19 @@ impl Alibi {
         }
     }
 
+    /// The largest feature of a query, for `scale` as factor of the scores. It must be in the range of
+    /// the type of the activations, which f16 may be too narrow for.
+    pub fn largest_feature(self, heads: usize, scale: f64) -> f64 {
+        let slopes = self.slopes(heads).into_iter();
+        let slopes = slopes.map(|slope| self.slope_in_product(slope, scale).abs());
+        slopes.fold(0.0, f64::max) * factors(1).0
+    }
+
+    /// The slope as a factor of the product of query and key, which `scale` multiplies.
+    fn slope_in_product(self, slope: f64, scale: f64) -> f64 {
+        if self.scaled { slope } else { slope / scale }
+    }
+
     /// The features of queries whose heads have these slopes, `[1, 1, heads, features]`. `scale` is
     /// the factor of the scores.
     pub(super) fn of_queries(
@@ -56,7 +69,7 @@ impl Alibi {
     ) -> Tensor<4> {
         let mut features = Vec::with_capacity(slopes.len() * ALIBI_FEATURES);
         for slope in slopes {
-            let slope = if self.scaled { *slope } else { slope / scale };
+            let slope = self.slope_in_product(*slope, scale);
             for digit in 0..DIGITS {
                 // Two numbers in bf16 have twice its precision.
                 let slope = slope * factors(digit).0;
@@ -162,6 +175,20 @@ mod tests {
     #[case(3, &[0.0625, 0.003_906_25, 0.25])]
     fn the_slopes_are_those_of_bloom(#[case] heads: usize, #[case] expected: &[f64]) {
         assert_eq!(Alibi::new().slopes(heads), expected);
+    }
+
+    #[test]
+    fn the_largest_feature_of_a_query_is_known() {
+        for (alibi, scale) in [(Alibi::new(), 2e-3), (Alibi::new().with_scaled(true), 2e-3)] {
+            let slopes = alibi.slopes(6);
+            let queries = alibi.of_queries(&slopes, scale, &Device::flex(), DType::F32);
+            let largest = queries.max().into_scalar::<f32>();
+            let found = alibi.largest_feature(6, scale);
+            assert!(
+                (found / f64::from(largest) - 1.0).abs() < 1e-2,
+                "{found} {largest}"
+            );
+        }
     }
 
     #[rstest]

@@ -4,6 +4,7 @@ use burn::{
     module::{Module, Param},
     tensor::Tensor,
 };
+use megaburn_autograd::LinearPass;
 use megaburn_kernels::{AttentionOptions, attention, partial_attention};
 use megaburn_mesh::ShardSpec;
 
@@ -16,6 +17,7 @@ use crate::{
     dropout,
     error::ParallelError,
     kv_cache::{KvCache, Packed},
+    max_logits::MaxLogits,
     recomputable::Recomputable,
     recompute::recomputed,
     selective_save::SelectiveSave,
@@ -45,6 +47,9 @@ pub(super) struct CoreAttention {
     dropout: Option<ProbabilityDropout>,
     #[module(skip)]
     parallel: ContextParallel,
+    /// Where training records the largest logit of each head; `None` records none.
+    #[module(skip)]
+    max_logits: Option<MaxLogits>,
 }
 
 /// Configuration of a [`CoreAttention`].
@@ -59,6 +64,7 @@ pub(super) struct CoreConfig<'a> {
     pub(super) recompute: bool,
     pub(super) dropout: f64,
     pub(super) relative_bias: bool,
+    pub(super) max_logits: Option<MaxLogits>,
 }
 
 impl CoreConfig<'_> {
@@ -75,6 +81,7 @@ impl CoreConfig<'_> {
             recompute,
             dropout: prob,
             relative_bias,
+            max_logits,
             ..
         } = self;
         let name = self.path.unwrap_or("unnamed");
@@ -113,6 +120,7 @@ impl CoreConfig<'_> {
             relative_bias,
             dropout,
             parallel: cp.clone(),
+            max_logits,
         })
     }
 }
@@ -129,6 +137,16 @@ impl CoreAttention {
             sinks_spec: Some((spec, path)),
             ..self
         }
+    }
+
+    /// Query heads and key/value heads of this rank.
+    pub(super) fn num_heads(&self) -> [usize; 2] {
+        self.heads
+    }
+
+    /// The largest logits of this rank's heads, if they are recorded.
+    pub(super) fn max_logits(&self) -> Option<&MaxLogits> {
+        self.max_logits.as_ref()
     }
 
     /// Returns this core without context parallelism.
@@ -154,6 +172,7 @@ impl CoreAttention {
             documents,
             parallel,
             saved_attention,
+            loss_factor,
             ..
         } = batch;
         let parallel = parallel.as_ref().unwrap_or(&self.parallel).clone();
@@ -162,21 +181,17 @@ impl CoreAttention {
         let documents = documents.clone();
         let [seq, ..] = queries_keys_values[0].dims();
         let bias = self.bias(relative).map(|bias| line(bias, 0, seq, seq));
+        let is_training = loss_factor.is_some();
         // With selective save, the outer recompute reuses the saved output; recomputing attention
         // by itself would save nothing.
         if !self.recompute || saved_attention.is_some() {
             let saved = saved_attention.as_ref();
-            return self.whole(
-                queries_keys_values,
-                bias,
-                block,
-                documents,
-                &parallel,
-                saved,
-            );
+            let parts = (block, documents, is_training);
+            return self.whole(queries_keys_values, bias, parts, &parallel, saved);
         }
         let whole = move |core: &Self, inputs, bias| {
-            [core.whole(inputs, bias, block, documents.clone(), &parallel, None)]
+            let parts = (block, documents.clone(), is_training);
+            [core.whole(inputs, bias, parts, &parallel, None)]
         };
         let [attended] = match bias {
             None => {
@@ -325,13 +340,13 @@ impl CoreAttention {
         joined(attended.collect(), packed, width, &q)
     }
 
-    /// Attends full sequences, or this rank's chunks of sequences that ranks share.
+    /// Attends full sequences, or this rank's chunks of sequences that ranks share. In training, the
+    /// first forward pass records the largest logits.
     fn whole(
         &self,
         queries_keys_values: [Tensor<4>; 3],
         bias: Option<Tensor<2>>,
-        block: Option<TokenBlock>,
-        documents: Option<PackedDocuments>,
+        (block, documents, is_training): (Option<TokenBlock>, Option<PackedDocuments>, bool),
         parallel: &ContextParallel,
         saved: Option<&SelectiveSave>,
     ) -> Tensor<3> {
@@ -340,9 +355,12 @@ impl CoreAttention {
         let dropout = self.dropout.as_ref().zip(block).map(|(dropout, block)| {
             dropout.of(block, [seq * ranks; 2], parallel.first_head(heads))
         });
+        let is_recorded = is_training && !LinearPass::is_backward();
+        let recorded = self.max_logits.as_ref().filter(|_| is_recorded);
         let mask = Mask {
             dropout,
             documents,
+            recorder: recorded.map(|logits| logits.recorder(parallel.first_head(heads))),
             ..self.mask.clone()
         };
         let sinks = self.sinks.as_ref().map(Param::val);
@@ -358,6 +376,9 @@ impl CoreAttention {
             return context_attention(queries_keys_values, sinks, mask, parallel, saved);
         }
         let [q, k, v] = queries_keys_values;
+        if let Some(recorder) = &mask.recorder {
+            recorder.add([&q, &k], &mask.whole());
+        }
         attention(q, k, v, mask.whole())
     }
 }

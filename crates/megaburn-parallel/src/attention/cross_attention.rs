@@ -142,6 +142,7 @@ impl CrossAttentionConfig {
             recompute: self.recompute,
             dropout: self.dropout,
             relative_bias: false,
+            max_logits: None,
         };
         Ok(CrossAttention {
             q: layer(q, "q")?,

@@ -21,6 +21,8 @@ pub(super) enum Heads {
 pub(super) struct GroupedHeads {
     /// Query heads and key/value heads of this rank.
     pub(super) count: [usize; 2],
+    /// Query heads that share a key/value head.
+    pub(super) queries_per_key: usize,
     pub(super) head_dim: usize,
     /// Whether all heads together have one norm, with a scale for each of their features.
     pub(super) norm_by_width: bool,

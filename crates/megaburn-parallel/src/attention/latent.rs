@@ -14,6 +14,7 @@ use crate::{
     error::ParallelError,
     init::named,
     linear::{ParallelLinear, ParallelLinearConfig, ReplicatedLinear, ReplicatedLinearConfig},
+    max_logits::MaxLogits,
     norm::{Norm, NormConfig},
     recomputable::Recomputable,
 };
@@ -90,6 +91,10 @@ pub struct MultiLatentAttentionConfig {
     /// [`SelfAttentionConfig::recompute`](super::SelfAttentionConfig::recompute).
     #[config(default = false)]
     pub recompute: bool,
+    /// Whether training records the [largest attention logit](Attention::take_max_logits) of each
+    /// head. It computes the products of queries and keys a second time, without keeping them.
+    #[config(default = false)]
+    pub record_max_logits: bool,
     /// The implementation of the core of attention.
     #[config(default = "AttentionKernel::Auto")]
     pub kernel: AttentionKernel,
@@ -166,6 +171,10 @@ impl MultiLatentAttentionConfig {
             kernel: self.kernel,
             ..Mask::default()
         };
+        let first = group.rank() * heads;
+        let max_logits = self
+            .record_max_logits
+            .then(|| MaxLogits::new(first, num_heads, nope + rope));
         let core = CoreConfig {
             layer: LAYER,
             path: self.path.as_deref(),
@@ -174,6 +183,7 @@ impl MultiLatentAttentionConfig {
             recompute: self.recompute,
             dropout: self.dropout,
             relative_bias: false,
+            max_logits,
         };
         let kv_up = parts.up("kv_up", [kv_lora_rank, num_heads * (nope + v_head_dim)])?;
         let output = parts.output("output", num_heads * v_head_dim)?;

@@ -10,8 +10,8 @@ use super::{
     sinks::init_sinks,
 };
 use crate::{
-    context::Mask, error::ParallelError, init::named, linear::ParallelLinearConfig, norm::Norm,
-    recomputable::Recomputable,
+    context::Mask, error::ParallelError, init::named, linear::ParallelLinearConfig,
+    max_logits::MaxLogits, norm::Norm, recomputable::Recomputable,
 };
 
 /// Configuration of an [`Attention`] with grouped queries, causal by default.
@@ -69,6 +69,10 @@ pub struct SelfAttentionConfig {
     /// so there it saves only four bytes per head and token.
     #[config(default = false)]
     pub recompute: bool,
+    /// Whether training records the [largest attention logit](Attention::take_max_logits) of each
+    /// head. It computes the products of queries and keys a second time, without keeping them.
+    #[config(default = false)]
+    pub record_max_logits: bool,
     /// The implementation of the core of attention.
     #[config(default = "AttentionKernel::Auto")]
     pub kernel: AttentionKernel,
@@ -78,6 +82,9 @@ pub struct SelfAttentionConfig {
     /// Initializer of the query, key and value matrices.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
+    /// Initializer of the sinks.
+    #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
+    pub sinks_initializer: Initializer,
     /// Initializer of the output projection.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub output_initializer: Initializer,
@@ -189,6 +196,9 @@ impl SelfAttentionConfig {
             kernel: self.kernel,
             ..Mask::default()
         };
+        let max_logits = self
+            .record_max_logits
+            .then(|| MaxLogits::new(first, num_heads, head_dim));
         let core = CoreConfig {
             layer: LAYER,
             path: self.path.as_deref(),
@@ -197,6 +207,7 @@ impl SelfAttentionConfig {
             recompute: self.recompute,
             dropout: self.dropout,
             relative_bias: self.relative_bias,
+            max_logits,
         };
         let core = core.init(&groups)?;
         let core = if self.sinks {
@@ -208,6 +219,7 @@ impl SelfAttentionConfig {
         };
         let grouped = GroupedHeads {
             count: of_rank,
+            queries_per_key: num_heads / num_kv_heads,
             head_dim,
             alibi,
             norm_by_width: self.qk_norm.as_ref().is_some_and(QkNorm::is_by_width),

@@ -36,7 +36,8 @@ pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> 
     let [k, v] = gathered([k, v], &order, group);
     let mut sum = OnlineSoftmaxMerge::new([len, b, hq, d_v]);
     for part in with_all_keys(mask, sequence_chunk(group), len) {
-        sum.add(part.queries.start, attend(&part, [&q, &k, &v]));
+        let found = attend(&part, [&q, &k, &v], mask.recorder.as_ref());
+        sum.add(part.queries.start, found);
     }
     sum.finish(dtype)
 }

@@ -145,7 +145,7 @@ impl Sinks {
 
 fn forward(qkv: [Tensor<4>; 3], mask: &Mask, parallel: &ContextParallel) -> PartialAttention {
     if let Some(part) = whole(&qkv, mask, parallel) {
-        let PartialAttention { out, lse } = attend(&part, qkv.each_ref());
+        let PartialAttention { out, lse } = attend(&part, qkv.each_ref(), mask.recorder.as_ref());
         return PartialAttention {
             out: out.cast(qkv[0].dtype()),
             lse,

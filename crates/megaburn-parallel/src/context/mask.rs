@@ -10,6 +10,7 @@ use megaburn_kernels::{AttentionDropout, AttentionKernel, AttentionOptions, Pack
 use megaburn_mesh::PackedRows;
 
 use super::order::{Order, Span};
+use crate::max_logits::MaxLogitsRecorder;
 
 /// [`PackedRows`] of a micro-batch, with a cache of what attention derives from them, shared by all
 /// layers.
@@ -89,6 +90,8 @@ pub(crate) struct Mask {
     pub(crate) dropout: Option<AttentionDropout>,
     pub(crate) documents: Option<PackedDocuments>,
     pub(crate) kernel: AttentionKernel,
+    /// Records the largest logits of the heads that this rank attends with.
+    pub(crate) recorder: Option<MaxLogitsRecorder>,
 }
 
 impl Mask {

@@ -6,20 +6,24 @@ use megaburn_kernels::{
 };
 
 use super::parts::KeyValuePart;
+use crate::max_logits::MaxLogitsRecorder;
 
-/// The partial attention of a part's queries to its keys.
-pub(super) fn attend(part: &KeyValuePart, [q, k, v]: [&Tensor<4>; 3]) -> PartialAttention {
+/// The partial attention of a part's queries to its keys. `recorder` records its largest logits.
+pub(super) fn attend(
+    part: &KeyValuePart,
+    [q, k, v]: [&Tensor<4>; 3],
+    recorder: Option<&MaxLogitsRecorder>,
+) -> PartialAttention {
     let KeyValuePart {
         queries,
         keys,
         options,
     } = part;
-    partial_attention(
-        rows(q, queries),
-        rows(k, keys),
-        rows(v, keys),
-        options.clone(),
-    )
+    let [q, k, v] = [rows(q, queries), rows(k, keys), rows(v, keys)];
+    if let Some(recorder) = recorder {
+        recorder.add([&q, &k], options);
+    }
+    partial_attention(q, k, v, options.clone())
 }
 
 /// The gradients of a part's queries, keys and values, given the merged result of all parts.

@@ -49,7 +49,8 @@ pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> 
             len,
         ) {
             let [k, v] = here.clone();
-            sum.add(part.queries.start, attend(&part, [&q, &k, &v]));
+            let found = attend(&part, [&q, &k, &v], mask.recorder.as_ref());
+            sum.add(part.queries.start, found);
         }
         if let Some(coming) = coming {
             here = coming.map(Work::wait);

@@ -66,6 +66,9 @@ pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> St
     let params = metrics
         .params_norm
         .map(|norm| format!("  params norm {}", human_number(norm)));
+    let logit = metrics
+        .max_attention_logit
+        .map(|logit| format!("  max logit {}", human_number(logit)));
     let padding = metrics
         .padding
         .map(|padding| format!("  padding {:.1}%", 100.0 * padding));
@@ -77,10 +80,11 @@ pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> St
         format!("{} left", human_duration(left))
     };
     format!(
-        "step {step:>width$}/{steps}  loss {loss:.4}  grad norm {}{}{}  lr {lr:.2e}{}{}{skipped}  {} tokens/s  {} TFLOP/s  {}  {rest}",
+        "step {step:>width$}/{steps}  loss {loss:.4}  grad norm {}{}{}{}  lr {lr:.2e}{}{}{skipped}  {} tokens/s  {} TFLOP/s  {}  {rest}",
         human_number(grad_norm),
         zeros.unwrap_or_default(),
         params.unwrap_or_default(),
+        logit.unwrap_or_default(),
         scale.unwrap_or_default(),
         padding.unwrap_or_default(),
         human_number(tokens_per_second),
@@ -174,13 +178,14 @@ mod tests {
         let metrics = StepMetrics {
             num_zeros: Some(521_040_000),
             params_norm: Some(123.4),
+            max_attention_logit: Some(31.25),
             padding: Some(0.0312),
             ..example_step(1, 5.5)
         };
         let line = step_line(&metrics, 10, Duration::ZERO);
         assert!(
             line.contains(
-                "norm 1.25  zeros 521M  params norm 123  lr 3.00e-4  padding 3.1%  12.3k"
+                "norm 1.25  zeros 521M  params norm 123  max logit 31.2  lr 3.00e-4  padding 3.1%  12.3k"
             ),
             "{line}"
         );

@@ -54,6 +54,10 @@ pub struct StepMetrics {
     /// Norm of all parameters after the update, with `train.log_params_norm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub params_norm: Option<f64>,
+    /// Largest attention logit of any head, after the scale and before the softmax, with
+    /// `optimizer.qk_clip` or `train.log_max_attention_logit`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_attention_logit: Option<f64>,
     /// Multi-token prediction: the cross entropy of each depth, divided by all tokens of the step.
     /// `loss` does not include it.
     #[serde(
@@ -217,6 +221,7 @@ pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
         padding: None,
         num_zeros: None,
         params_norm: None,
+        max_attention_logit: None,
         mtp_losses: Vec::new(),
         sop_loss: None,
         experts: None,

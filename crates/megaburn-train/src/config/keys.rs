@@ -133,7 +133,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         "train",
         "tune_products attention fused_linear_cross_entropy eval_interval log_interval \
          checkpoint_interval checkpoint_interval_minutes async_save check_replicas_interval \
-         log_num_zeros log_params_norm keep_checkpoints keep_checkpoints_every \
+         log_num_zeros log_params_norm log_max_attention_logit keep_checkpoints keep_checkpoints_every \
          keep_best_checkpoints local_checkpoint_dir checkpoint_replicas checkpoint_store \
          keep_stored_checkpoints timeout_seconds start_timeout_seconds save_timeout_seconds \
          load_timeout_seconds step_timeout_seconds exit_after_minutes exit_at_step \
@@ -147,8 +147,8 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         "lr min_lr init_lr lr_decay_style schedule_at warmup_steps warmup_samples warmup_fraction \
          decay_steps decay_samples wsd_decay_style wsd_decay_steps wsd_decay_samples \
          decoupled_lr decoupled_min_lr beta1 beta2 eps weight_decay end_weight_decay \
-         weight_decay_steps weight_decay_style clip_grad grad_norm_skip_threshold loss_scale \
-         initial_loss_scale min_loss_scale loss_scale_window hysteresis main_params_dtype \
+         weight_decay_steps weight_decay_style clip_grad grad_norm_skip_threshold qk_clip \
+         qk_clip_alpha qk_clip_threshold loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis main_params_dtype \
          main_grads_dtype exp_avg_dtype exp_avg_sq_dtype momentum_dtype groups",
     ),
     (Neutral, "optimizer", "cpu_offload_fraction"),

@@ -1,16 +1,15 @@
 //! The section `[optimizer]`.
 
-use std::fmt;
-
 use megaburn_optim::{
     Dtype, LionConfig, LossScaleConfig, MuonConfig, SgdConfig, WeightDecayStyle, WsdStyle,
 };
+use megaburn_parallel::QkClip;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ParamGroupConfig, TrainingConfig, ineffective_keys::Condition, require::require,
-    schedule_at::ScheduleAt,
+    ParamGroupConfig, TrainingConfig, ineffective_keys::Condition, optimizer_name::OptimizerName,
+    require::require, schedule_at::ScheduleAt,
 };
 use crate::error::TrainError;
 
@@ -111,6 +110,18 @@ pub struct OptimizerConfig {
     /// A step whose gradient has a larger global norm than this is skipped; 0 skips none.
     #[schemars(extend("minimum" = 0))]
     pub grad_norm_skip_threshold: f64,
+    /// Whether an update is followed by a clipping of queries and keys (QK-Clip of MuonClip; Megatron-LM's
+    /// `--qk-clip`): if the largest attention logit of a head in the step exceeds `qk_clip_threshold`,
+    /// the weights and biases of its queries and keys are scaled so that it would have been the
+    /// threshold. Training then computes the products of queries and keys a second time. Not with
+    /// norms of queries or keys (`model.parts.qk_norm`), which undo the scaling.
+    pub qk_clip: bool,
+    /// Share of that scaling that queries take; keys take the rest. Used with `qk_clip`.
+    #[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))]
+    pub qk_clip_alpha: f64,
+    /// The largest attention logit that is not clipped. Used with `qk_clip`.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub qk_clip_threshold: f64,
     /// Fixed factor on the loss of an f16 run, which keeps small gradients representable. Used with
     /// `train.dtype = "f16"`. Default: a dynamic factor, controlled by the next four keys.
     #[schemars(extend("exclusiveMinimum" = 0, "x-rule" = false))]
@@ -194,6 +205,9 @@ impl Default for OptimizerConfig {
             weight_decay_style: WeightDecayStyle::Linear,
             clip_grad: 1.0,
             grad_norm_skip_threshold: 0.0,
+            qk_clip: false,
+            qk_clip_alpha: 0.5,
+            qk_clip_threshold: 100.0,
             loss_scale: None,
             initial_loss_scale: LossScaleConfig::default().initial,
             min_loss_scale: LossScaleConfig::default().min,
@@ -210,40 +224,6 @@ impl Default for OptimizerConfig {
             lion: LionConfig::default(),
             muon: MuonConfig::default(),
         }
-    }
-}
-
-/// The optimizer that updates parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[derive(JsonSchema)]
-pub enum OptimizerName {
-    /// AdamW.
-    #[default]
-    AdamW,
-    /// Gradient descent with momentum. Its weight decay is added to the gradient.
-    Sgd,
-    /// Lion.
-    Lion,
-    /// Muon for matrices; AdamW for the embedding, the output matrix and everything else.
-    Muon,
-}
-
-impl OptimizerName {
-    /// Whether the optimizer keeps AdamW's moments, at least for some parameters.
-    pub(super) fn has_adamw(self) -> bool {
-        matches!(self, Self::AdamW | Self::Muon)
-    }
-}
-
-impl fmt::Display for OptimizerName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::AdamW => "adamw",
-            Self::Sgd => "sgd",
-            Self::Lion => "lion",
-            Self::Muon => "muon",
-        })
     }
 }
 
@@ -290,6 +270,14 @@ impl OptimizerConfig {
         }
     }
 
+    /// How queries and keys are clipped after an update; `None` if they are not.
+    pub(crate) fn clips_queries_and_keys(&self) -> Option<QkClip> {
+        self.qk_clip.then_some(QkClip {
+            threshold: self.qk_clip_threshold,
+            alpha: self.qk_clip_alpha,
+        })
+    }
+
     /// When keys of the section have an effect, in a run with parameters of type `dtype`.
     pub(super) fn conditions(&self, dtype: Dtype) -> Vec<Condition> {
         let has_adamw = self.name.has_adamw();
@@ -319,6 +307,11 @@ impl OptimizerConfig {
                 "wsd_decay_style wsd_decay_steps wsd_decay_samples",
                 self.lr_decay_style == LrDecayStyle::Wsd,
                 "with optimizer.lr_decay_style = \"wsd\"",
+            ),
+            (
+                "qk_clip_alpha qk_clip_threshold",
+                self.qk_clip,
+                "with optimizer.qk_clip = true",
             ),
             ("loss_scale", is_f16, "with train.dtype = \"f16\""),
             (

@@ -5,7 +5,7 @@ use megaburn_optim::{
     AdamWConfig, Dtype, LionConfig, MuonConfig, OptimError, Optimizer, SgdConfig, Sharding,
 };
 
-use super::{OptimizerConfig, OptimizerName, require::require};
+use super::{optimizer::OptimizerConfig, optimizer_name::OptimizerName, require::require};
 use crate::error::TrainError;
 
 impl OptimizerConfig {

@@ -1,5 +1,8 @@
 //! `[[optimizer.groups]]`: learning rates and weight decay of some parameters.
 
+use std::collections::BTreeSet;
+
+use megaburn_models::DecoderConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -58,6 +61,29 @@ impl ParamGroupConfig {
     }
 }
 
+/// Refuses a group that no parameter of the model belongs to, which would silently have no effect.
+///
+/// # Errors
+/// The first such group.
+pub(super) fn check_groups(
+    groups: &[ParamGroupConfig],
+    model: &DecoderConfig,
+) -> Result<(), TrainError> {
+    if groups.is_empty() {
+        return Ok(());
+    }
+    let plan = model.whole_plan()?;
+    let of = |path: &str| groups.iter().position(|group| group.matches(path));
+    let used: BTreeSet<usize> = plan.iter().filter_map(|(path, _)| of(path)).collect();
+    for (number, group) in groups.iter().enumerate() {
+        let value = || format!("a list with match {:?}", group.pattern);
+        let rule = "a list of groups that each match a parameter which no earlier group matches; \
+            `megaburn checkpoint ls` lists the parameters of a checkpoint";
+        require(used.contains(&number), KEY, value(), rule)?;
+    }
+    Ok(())
+}
+
 /// Whether `text` fits `pattern`, in which `*` stands for any characters.
 fn fits(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
@@ -92,6 +118,29 @@ mod tests {
         #[case] expected: bool,
     ) {
         assert_eq!(fits(pattern, path), expected);
+    }
+
+    #[rstest]
+    #[case("[{match=\"norm.*\",lr=1e-3},{match=\"blocks.0.*\",lr=1e-3}]", None)]
+    #[case("[{match=\"*.mtp.*\",lr=1e-3}]", None)]
+    #[case("[{match=\"block.*\",lr=1e-3}]", Some("block.*"))]
+    #[case("[{match=\"*\",lr=1e-3},{match=\"norm.*\",lr=1e-4}]", Some("norm.*"))]
+    fn a_group_without_parameters_is_refused(#[case] groups: &str, #[case] refused: Option<&str>) {
+        let sets = [
+            format!("optimizer.groups={groups}"),
+            "model.mtp_layers=1".into(),
+        ];
+        let layers = sets.iter().fold(ConfigLayers::new(), |layers, set| {
+            layers.with_set(set).unwrap()
+        });
+        let config = layers.load().unwrap();
+        let model = config.model.decoder(config.data.seq_len, 260);
+        let error = check_groups(&config.optimizer.groups, &model).err();
+        let error = error.map(|error| error.to_string());
+        assert_eq!(error.is_some(), refused.is_some(), "{error:?}");
+        if let (Some(error), Some(pattern)) = (error, refused) {
+            assert!(error.contains(&format!("{pattern:?}")), "{error}");
+        }
     }
 
     #[rstest]

@@ -92,6 +92,10 @@ pub struct TrainingConfig {
     /// Whether each step logs `params_norm`, the norm of all parameters after its update. The step
     /// then waits for the updated parameters instead of gathering them during the next step.
     pub log_params_norm: bool,
+    /// Whether each step logs `max_attention_logit`, the largest attention logit of any head, which
+    /// computes the products of queries and keys a second time. With `optimizer.qk_clip` it is
+    /// always logged.
+    pub log_max_attention_logit: bool,
     /// Number of checkpoints that are kept; older ones are removed, except those of the next two
     /// keys.
     #[schemars(extend("minimum" = 1))]
@@ -172,6 +176,7 @@ impl Default for TrainingConfig {
             check_replicas_interval: 0,
             log_num_zeros: false,
             log_params_norm: false,
+            log_max_attention_logit: false,
             keep_checkpoints: 2,
             keep_checkpoints_every: 0,
             keep_best_checkpoints: 0,

@@ -1,9 +1,10 @@
 //! Checks that a configuration can train a model on the data, before anything is written.
 
+use burn::tensor::f16;
 use megaburn_mesh::{Layout, ModelShape};
 use megaburn_models::DecoderConfig;
 
-use super::{DatasetKind, InitFrom, TrainConfig, require};
+use super::{DatasetKind, Dtype, InitFrom, TrainConfig, param_groups::check_groups, require};
 use crate::{data::RunData, error::TrainError};
 
 impl TrainConfig {
@@ -35,7 +36,45 @@ impl TrainConfig {
         self.check_documents(layout, model)?;
         self.check_experts(model)?;
         self.check_mtp(model.mtp_layers)?;
+        self.check_alibi(model)?;
+        self.check_qk_clip(model)?;
         self.parallel.pipelines(layout, model.layers, &self.train)
+    }
+
+    /// Refuses to clip queries and keys of a model whose logits do not follow from them alone.
+    fn check_qk_clip(&self, model: &DecoderConfig) -> Result<(), TrainError> {
+        let OptimizerConfig { qk_clip, .. } = self.optimizer;
+        let norms = "false for this model: its norms of queries and keys (model.parts.qk_norm) undo a \
+            scaling of their weights, and bound the logits themselves";
+        require(
+            !qk_clip || model.qk_norm.is_none(),
+            "optimizer.qk_clip",
+            true,
+            norms,
+        )?;
+        let is_crossed = model.encoder_layers > 0 || model.positions.relative().is_some();
+        let crossed = "false for this model: logits of cross attention (model.encoder_layers) and logits \
+            with a relative bias (model.parts.positions) are not recorded";
+        require(!qk_clip || !is_crossed, "optimizer.qk_clip", true, crossed)?;
+        let logged = self.train.log_max_attention_logit;
+        require(!logged || !is_crossed, "train.log_max_attention_logit", true, crossed)
+    }
+
+    /// Refuses ALiBi whose features exceed the range of f16, in which they would become infinite.
+    fn check_alibi(&self, model: &DecoderConfig) -> Result<(), TrainError> {
+        let Some(alibi) = model.positions.alibi() else {
+            return Ok(());
+        };
+        let usual = (model.head_dim as f64).powf(-0.5);
+        let scale = model.attention_scale.unwrap_or(usual);
+        let largest = alibi.largest_feature(model.heads, scale);
+        let dtype = self.train.dtype;
+        let fits = dtype != Dtype::F16 || largest < f64::from(f16::MAX);
+        let rule = format!(
+            "f32 or bf16: 256 times the largest slope of ALiBi, divided by the factor of the scores \
+            (model.parts.attention_scale), is {largest:.3e}, which f16 does not hold"
+        );
+        require(fits, "train.dtype", dtype, rule)
     }
 
     /// The model of a run that starts from random weights, for `vocab` token ids.
@@ -64,8 +103,8 @@ impl TrainConfig {
     /// configuration.
     ///
     /// # Errors
-    /// As [`check_model`](Self::check_model); also a vocabulary smaller than the tokenizer's, or
-    /// less data than one sample.
+    /// As [`check_model`](Self::check_model); also a vocabulary smaller than the tokenizer's, less
+    /// data than one sample, or a group of `optimizer.groups` without parameters.
     pub(crate) fn check_start(
         &self,
         layout: &Layout,
@@ -87,6 +126,7 @@ impl TrainConfig {
             format!("at least the {vocab} token ids of data.tokenizer = \"{tokenizer}\": {remedy}");
         require(model.vocab >= vocab, "model.vocab", model.vocab, rule)?;
         self.check_dataset(&model)?;
+        check_groups(&self.optimizer.groups, &model)?;
         data.samples(self)?;
         Ok(model)
     }
@@ -123,5 +163,41 @@ impl TrainConfig {
         };
         let rule = format!("\"{learns_from}\": {why}");
         require(false, "data.dataset", dataset, rule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use crate::config::ConfigLayers;
+
+    #[rstest]
+    #[case("f16", "5e-4", true)]
+    #[case("f16", "5e-3", false)]
+    #[case("bf16", "5e-4", false)]
+    fn alibi_that_f16_does_not_hold_is_refused(
+        #[case] dtype: &str,
+        #[case] scale: &str,
+        #[case] is_refused: bool,
+    ) {
+        let text = format!(
+            "[model.parts]\npositions = \"alibi\"\nattention_scale = {scale}
+            [train]\ndtype = \"{dtype}\""
+        );
+        let layers = ConfigLayers::new().with_text("alibi", &text).unwrap();
+        let checked = layers
+            .with_layout("tp1")
+            .unwrap()
+            .load()
+            .unwrap()
+            .layout(None);
+        let error = checked
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default();
+        let refused = error.contains("`train.dtype` is f16: it must be f32 or bf16");
+        assert_eq!(refused, is_refused, "{error}");
+        assert!(is_refused || error.is_empty(), "{error}");
     }
 }

@@ -203,6 +203,11 @@ fn of_optimizer(run: &Run, rates: &Rates, args: &mut Dict) {
         args.set("decoupled_min_lr", rates.decoupled_lr.min);
     }
     args.set("clip_grad", optimizer.clip_grad);
+    if let Some(clip) = optimizer.clips_queries_and_keys() {
+        args.set("qk_clip", true);
+        args.set("qk_clip_alpha", clip.alpha);
+        args.set("qk_clip_threshold", clip.threshold);
+    }
     args.set("adam_beta1", optimizer.beta1);
     args.set("adam_beta2", optimizer.beta2);
     args.set("adam_eps", optimizer.eps);

@@ -75,6 +75,7 @@ impl<'a> Schedules<'a> {
             return Err(args.refused("rampup_batch_size", why));
         }
         let (warmup_samples, warmup_fraction) = self.warmup(notes)?;
+        let defaults = OptimizerConfig::default();
         Ok(OptimizerConfig {
             name: OptimizerName::AdamW,
             lr: self.number("max_lr")?,
@@ -101,7 +102,14 @@ impl<'a> Schedules<'a> {
                 _ => WeightDecayStyle::Linear,
             },
             clip_grad: args.number("clip_grad")?,
-            ..OptimizerConfig::default()
+            qk_clip: args.flag("qk_clip")?,
+            qk_clip_alpha: args
+                .optional_number("qk_clip_alpha")?
+                .unwrap_or(defaults.qk_clip_alpha),
+            qk_clip_threshold: args
+                .optional_number("qk_clip_threshold")?
+                .unwrap_or(defaults.qk_clip_threshold),
+            ..defaults
         })
     }
 

@@ -110,6 +110,7 @@ impl Trainer {
         let step = progress.step + 1;
         let [seconds, memory] = self.check_ranks_agree(step, outcome, started.elapsed())?;
         self.advance(step, samples, outcome)?;
+        let max_attention_logit = self.clip_queries_and_keys(outcome.is_update)?;
         let experts = self.balance_experts(tokens, outcome.is_update)?;
 
         // Metrics.
@@ -139,6 +140,7 @@ impl Trainer {
             padding: self.pads_rows().then_some(work.padding),
             num_zeros: num_zeros.map(|zeros| zeros as u64),
             params_norm,
+            max_attention_logit,
             mtp_losses,
             sop_loss: sop_loss.map(|sum| sum / rows.max(1.0)),
             experts,
@@ -282,6 +284,7 @@ impl Trainer {
     ) -> Result<(Losses, f64), TrainError> {
         self.grads.reset();
         self.reset_loads()?;
+        self.discard_max_logits()?;
         self.read_ahead();
         let batch = self.next_batch();
         // Scale as if the loss were a mean over all tokens, whose gradients fit better into the

@@ -2,6 +2,7 @@
 //! holds everything.
 
 mod resumed;
+mod scaled;
 mod sent;
 mod spoiled;
 
@@ -14,7 +15,7 @@ use std::{
 use burn::tensor::{Device, FloatDType};
 use megaburn_autograd::MainGrad;
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
-use megaburn_mesh::{Layout, ShardPlan};
+use megaburn_mesh::{Layout, ParamSpec, ShardPlan};
 use rstest::rstest;
 
 use super::*;
@@ -93,6 +94,8 @@ struct Setup {
     config: ShardingConfig,
     layers_sum: bool,
     offload: f64,
+    /// Whether features are scaled after each step.
+    scales: bool,
     seed: u64,
 }
 
@@ -111,6 +114,7 @@ impl Setup {
             config,
             layers_sum,
             offload,
+            scales: false,
             seed,
         }
     }
@@ -218,6 +222,7 @@ impl Setup {
                 num_sent.push(rank.micro_batch(&own, micro + 1 == MICRO_BATCHES)?);
             }
             let Rank {
+                plan,
                 net,
                 sharding,
                 optimizer,
@@ -240,6 +245,10 @@ impl Setup {
             numbers.push([norm.read()?, zeros, grads.params_norm(net)?.read()?]);
             grads.clip(&norm, 1.0);
             *net = optimizer.step(1e-2, net.clone(), grads)?;
+            if self.scales {
+                let factors = scaled::factors(plan);
+                *net = optimizer.scale_features(net.clone(), &factors, grads)?;
+            }
             sharding.settle();
         }
         assert_eq!(rank.optimizer.state.num_late_tensors, 0);

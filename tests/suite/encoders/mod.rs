@@ -3,6 +3,7 @@
 pub(crate) mod corpus;
 mod documented;
 mod layouts;
+mod losses;
 mod published;
 mod refused;
 mod runs;

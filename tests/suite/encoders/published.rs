@@ -2,10 +2,13 @@
 
 use serde_json::json;
 
-use crate::models::{
-    published::{changed, read},
-    round_trip::{succeed, text},
-    transformers::fixture,
+use crate::{
+    models::{
+        published::{Tensors, changed, read},
+        round_trip::{succeed, text},
+        transformers::fixture,
+    },
+    runs::child::Ranks,
 };
 
 /// `bert-base-uncased` has both heads, the names of TensorFlow's norms, copies of tied parameters, and
@@ -46,4 +49,27 @@ fn bert_with_the_names_of_its_time_is_the_same_model() {
     assert!(found == expected, "other tensors");
     let config = std::fs::read_to_string(back.join("config.json")).unwrap();
     assert!(config.contains("BertForPreTraining"), "{config}");
+}
+
+/// Transformers leaves out a pooler without the next-sentence head, of older files of masked models.
+#[test]
+fn a_pooler_without_a_head_is_left_out() {
+    let with_pooler = |tensors: &mut Tensors| {
+        let (dtype, bias, values) = tensors["cls.predictions.transform.LayerNorm.bias"].clone();
+        let matrix = (
+            dtype,
+            [&bias[..], &bias[..]].concat(),
+            values.repeat(bias[0]),
+        );
+        tensors.insert("bert.pooler.dense.weight".into(), matrix);
+        tensors.insert("bert.pooler.dense.bias".into(), (dtype, bias, values));
+    };
+    let dir = changed("bert-masked", with_pooler, |_| ());
+    let hf = dir.path().join("hf");
+    let ended = Ranks::command(&["verify", text(&hf), "--layout", "tp2"])
+        .finish()
+        .remove(0);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let warning = "`bert.pooler.dense.bias`, `bert.pooler.dense.weight` are left out";
+    assert!(ended.stderr.contains(warning), "{ended:?}");
 }

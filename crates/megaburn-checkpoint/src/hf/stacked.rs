@@ -28,9 +28,9 @@ pub struct StackedRows<'a> {
 impl<'a> StackedRows<'a> {
     /// Stacks the tensors of `source` whose names end with a number in brackets.
     ///
-    /// # Panics
-    /// If the numbers of a stack are not all from 0 on.
-    pub fn new(source: Box<dyn TensorSource + 'a>) -> Self {
+    /// # Errors
+    /// The numbers of a stack are not all from 0 on.
+    pub fn new(source: Box<dyn TensorSource + 'a>) -> Result<Self, CheckpointError> {
         let mut headers: BTreeMap<String, TensorHeader> = BTreeMap::new();
         let mut rows: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for header in source.headers() {
@@ -48,17 +48,22 @@ impl<'a> StackedRows<'a> {
         let stacks = rows.keys().cloned().collect();
         for (stack, mut rows) in rows {
             rows.sort_unstable();
-            let is_whole = rows.iter().copied().eq(0..rows.len());
-            assert!(is_whole, "`{stack}` has the rows {rows:?} only");
+            if let Some(missing) = (0..rows.len()).find(|row| rows[*row] != *row) {
+                return Err(CheckpointError::MissingTensor {
+                    path: source.label().into(),
+                    name: format!("{stack}[{missing}]"),
+                    nearest: format!("{stack}[{}]", rows[missing]),
+                });
+            }
             if let Some(header) = headers.get_mut(&stack) {
                 header.shape.insert(0, rows.len());
             }
         }
-        Self {
+        Ok(Self {
             source,
             headers,
             stacks,
-        }
+        })
     }
 }
 

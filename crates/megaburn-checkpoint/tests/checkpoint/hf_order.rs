@@ -207,6 +207,18 @@ fn a_tensor_with_too_few_columns_is_refused() {
     );
 }
 
+#[test]
+fn a_stack_that_lacks_a_row_is_refused() {
+    let mut random = Random::fresh();
+    let dir = tempfile::tempdir().unwrap();
+    let rows =
+        [0, 2].map(|row| Stored::random(&format!("s[{row}]"), DType::F32, &[4], &mut random));
+    publish_sharded(dir.path(), rows.into(), 1);
+    let hf = HfDir::open(dir.path()).unwrap();
+    let error = StackedRows::new(Box::new(&hf)).unwrap_err().to_string();
+    assert!(error.contains("`s[1]`"), "{error}");
+}
+
 /// A row of a stack has the name of the stack with its number.
 #[test]
 fn rows_of_a_stack_are_tensors_and_tensors_become_rows_of_a_stack() {
@@ -247,7 +259,7 @@ fn rows_of_a_stack_are_tensors_and_tensors_become_rows_of_a_stack() {
     let missing = stacked.require("stack[3]").unwrap_err();
     assert!(matches!(missing, CheckpointError::MissingTensor { .. }));
 
-    let view = StackedRows::new(Box::new(&alone));
+    let view = StackedRows::new(Box::new(&alone)).unwrap();
     assert_eq!(view.headers(), stacked.headers());
     for (name, rows) in [("stack", 0..3), ("stack", 1..2), ("vectors", 0..2)] {
         assert_eq!(

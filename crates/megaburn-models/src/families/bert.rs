@@ -171,17 +171,15 @@ pub(super) const COMMON_KEYS: &[Key] = &[
 ];
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
-    let binary_head = !json.has_architecture(MASKED_ONLY);
-    Ok(DecoderConfig {
-        binary_head,
-        ..read_sizes(json, template())?
-    })
+    read_as(json, template(), MASKED_ONLY)
 }
 
-/// Reads the keys that BERT and Megatron-BERT have in common.
-pub(super) fn read_sizes(
+/// Reads the keys that BERT and Megatron-BERT have in common. A model of the architecture
+/// `masked_only` has no next-sentence head.
+pub(super) fn read_as(
     json: &HfJson<'_>,
     template: DecoderConfig,
+    masked_only: &str,
 ) -> Result<DecoderConfig, String> {
     json.only("is_decoder", false)?;
     json.only("add_cross_attention", false)?;
@@ -207,21 +205,18 @@ pub(super) fn read_sizes(
         token_types: json.size("type_vocab_size")?,
         norm_eps: json.number("layer_norm_eps")?,
         activation: activation(json, "hidden_act")?,
+        binary_head: !json.has_architecture(masked_only),
         ..template
     })
 }
 
 fn write(config: &DecoderConfig) -> Value {
-    let mut json = write_sizes(config);
-    if !config.binary_head {
-        json["architectures"] = json!([MASKED_ONLY]);
-    }
-    json
+    write_as(config, MASKED_ONLY)
 }
 
-/// The inverse of [`read_sizes`].
-pub(super) fn write_sizes(config: &DecoderConfig) -> Value {
-    json!({
+/// The inverse of [`read_as`].
+pub(super) fn write_as(config: &DecoderConfig, masked_only: &str) -> Value {
+    let mut json = json!({
         "hidden_act": activation_name(config.activation),
         "hidden_size": config.hidden,
         "intermediate_size": config.ffn,
@@ -231,5 +226,9 @@ pub(super) fn write_sizes(config: &DecoderConfig) -> Value {
         "num_attention_heads": config.heads,
         "num_hidden_layers": config.layers,
         "type_vocab_size": config.token_types,
-    })
+    });
+    if !config.binary_head {
+        json["architectures"] = json!([masked_only]);
+    }
+    json
 }

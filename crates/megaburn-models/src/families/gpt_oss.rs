@@ -122,6 +122,18 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let bias = json.flag("attention_bias")?;
     let num = json.size("num_local_experts")?;
     let top_k = json.size("num_experts_per_tok")?;
+    agrees(json, "experts_per_token", top_k, "`num_experts_per_tok`")?;
+    if let Positions::Rotary(rotary) = &config.positions
+        && let RopeScaling::Yarn(yarn) = &rotary.scaling
+    {
+        let name = "the original length of `rope_scaling`";
+        agrees(
+            json,
+            "initial_context_length",
+            yarn.original_max_position,
+            name,
+        )?;
+    }
     let experts = Experts {
         router_bias: true,
         ..Experts::new(num, top_k, config.ffn)
@@ -132,6 +144,16 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
         experts: Some(experts),
         ..config
     })
+}
+
+/// Refuses a number that a published file repeats under a second name with another value.
+fn agrees(json: &HfJson<'_>, key: &str, expected: usize, name: &str) -> Result<(), String> {
+    match json.optional_size(key)? {
+        Some(found) if found != expected => {
+            Err(format!("`{key}` is {found}, but {name} is {expected}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn write(config: &DecoderConfig) -> Value {

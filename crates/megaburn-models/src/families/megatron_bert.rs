@@ -4,7 +4,7 @@
 //! Source: Shoeybi et al., "Megatron-LM" (2019), <https://arxiv.org/abs/1909.08053>, section 5.3;
 //! Transformers `models/megatron_bert/modeling_megatron_bert.py`.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{Family, FamilySpec, HfJson, bert};
 use crate::{
@@ -52,17 +52,9 @@ const KEYS: &[Key] = &[
 ];
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
-    let binary_head = !json.has_architecture(MASKED_ONLY);
-    Ok(DecoderConfig {
-        binary_head,
-        ..bert::read_sizes(json, template())?
-    })
+    bert::read_as(json, template(), MASKED_ONLY)
 }
 
 fn write(config: &DecoderConfig) -> Value {
-    let mut json = bert::write_sizes(config);
-    if !config.binary_head {
-        json["architectures"] = json!([MASKED_ONLY]);
-    }
-    json
+    bert::write_as(config, MASKED_ONLY)
 }

@@ -3,6 +3,7 @@ mod defaults;
 mod falcon;
 mod gpt_neox;
 mod gpt_oss;
+mod nemotron;
 mod parts;
 mod registered;
 mod sizes;

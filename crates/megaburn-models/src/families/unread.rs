@@ -101,6 +101,8 @@ const HARMLESS: &[&str] = &[
     "num_experts",
     "qk_head_dim",
     // These are read if they are present.
+    "experts_per_token",
+    "initial_context_length",
     "rope_local_base_freq",
     "rope_percent",
     "moe_layer_freq",

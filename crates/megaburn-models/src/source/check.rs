@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use megaburn_checkpoint::{CheckpointError, HfDir, hf::stacked_row};
 
 use super::mtp::{Copied, predicts};
-use crate::{decoder::DecoderConfig, error::ModelError, hf::HfParam};
+use crate::{decoder::DecoderConfig, error::ModelError, hf::HfParam, warn_once::warn_once};
 
 /// Whether a folder with tied embeddings contains a head that differs from the embedding.
 /// Transformers does not tie them in this case.
@@ -29,19 +29,47 @@ pub(super) fn has_own_head(
 /// Whether a folder has all tensors of a binary head, which a model of the family may have. The
 /// `config.json` of some published models names an architecture without it.
 pub(super) fn has_binary_head(dir: &HfDir, config: &DecoderConfig) -> Result<bool, ModelError> {
+    if !config.bidirectional {
+        return Ok(false);
+    }
+    let names = binary_head_names(config)?;
+    Ok(names.iter().all(|name| dir.header(name).is_some()))
+}
+
+/// The names of the tensors of a binary head, which a model of the family may have.
+fn binary_head_names(config: &DecoderConfig) -> Result<BTreeSet<String>, ModelError> {
     let with_head = DecoderConfig {
         binary_head: true,
         ..config.clone()
     };
-    if !config.bidirectional {
-        return Ok(false);
-    }
     let params = with_head.hf_params()?;
-    let mut of_head = params
+    let of_head = params
         .iter()
-        .filter(|param| param.path.starts_with("binary_head."))
-        .flat_map(|param| &param.parts);
-    Ok(of_head.all(|part| dir.header(&part.name).is_some()))
+        .filter(|param| param.path.starts_with("binary_head."));
+    let parts = of_head.flat_map(|param| &param.parts);
+    Ok(parts.map(|part| part.name.clone()).collect())
+}
+
+/// The tensors of a folder that belong to a part of a binary head, such as its pooler, and that the
+/// model without such a head leaves out, as Transformers does. A warning names them.
+fn parts_of_binary_head(
+    dir: &HfDir,
+    config: &DecoderConfig,
+) -> Result<BTreeSet<String>, ModelError> {
+    if !config.bidirectional || config.binary_head {
+        return Ok(BTreeSet::new());
+    }
+    let mut found = binary_head_names(config)?;
+    found.retain(|name| dir.header(name).is_some());
+    if !found.is_empty() {
+        let names: Vec<_> = found.iter().map(|name| format!("`{name}`")).collect();
+        warn_once(format!(
+            "{}: {} are left out, because the binary head of which they are a part is not complete",
+            dir.path().display(),
+            names.join(", ")
+        ));
+    }
+    Ok(found)
 }
 
 /// Refuses a folder with tensors that are missing, unknown, not floats, or of another shape than
@@ -98,9 +126,11 @@ pub(super) fn check_tensors(
         }
         known.insert(stack);
     }
+    let left_out = parts_of_binary_head(dir, config)?;
     let constants = config.family.definition().constants();
     let ignored = |name: &str| {
         constants.iter().any(|end| name.ends_with(end))
+            || left_out.contains(name)
             || (config.tied && name == config.family.head_name())
             || has_mtp_head(dir, config, name)
     };

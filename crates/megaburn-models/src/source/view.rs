@@ -39,7 +39,7 @@ impl ModelSource {
         };
         let copied = copies(&self.config, self.has_bare_names);
         let tensors = self.tensors(copied.into_iter().map(entry).collect())?;
-        Ok(Box::new(StackedRows::new(tensors)))
+        Ok(Box::new(StackedRows::new(tensors)?))
     }
 
     fn tensors(&self, copied: Vec<HfEntry>) -> Result<Box<dyn TensorSource + '_>, ModelError> {

@@ -4,7 +4,7 @@ use megaburn_kernels::RopeScaling;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::*;
+use super::{super::unread::unread, *};
 
 /// gpt-oss-20b.
 fn published() -> Value {
@@ -63,20 +63,27 @@ fn what_it_cannot_mean_is_refused(#[case] key: &str, #[case] value: Value, #[cas
     assert!(error.contains(message), "{error}");
 }
 
-/// Nemotron's published files name the rotated fraction of a head in another way.
+/// The published files repeat two numbers under the names of OpenAI's own code.
 #[test]
-fn the_rotated_fraction_of_nemotron_may_have_its_published_name() {
-    let mut json = Family::NEMOTRON.template().to_hf();
-    json["head_dim"] = 32.into();
-    json["rope_parameters"]
-        .as_object_mut()
-        .unwrap()
-        .remove("partial_rotary_factor");
-    let percent = |json: &Value| Ok::<_, String>(read(json)?.positions.rotary().unwrap().percent);
-    assert_eq!(percent(&json), Ok(0.5));
-    json["rope_percent"] = 0.25.into();
-    assert_eq!(percent(&json), Ok(0.25));
-    json["partial_rotary_factor"] = 0.5.into();
-    let error = percent(&json).unwrap_err();
-    assert!(error.contains("`rope_percent` is 0.25, but `partial_rotary_factor` is 0.5"));
+fn its_own_names_are_read_and_must_agree() {
+    let mut json = published();
+    json["experts_per_token"] = 4.into();
+    json["initial_context_length"] = 4096.into();
+    assert_eq!(unread(&json, Family::GPT_OSS).unwrap(), [""; 0]);
+    assert_eq!(read(&json).unwrap(), read(&published()).unwrap());
+    for (key, message) in [
+        (
+            "experts_per_token",
+            "`experts_per_token` is 2, but `num_experts_per_tok` is 4",
+        ),
+        (
+            "initial_context_length",
+            "`initial_context_length` is 2, but the original length of `rope_scaling` is 4096",
+        ),
+    ] {
+        let mut json = json.clone();
+        json[key] = 2.into();
+        let error = read(&json).unwrap_err();
+        assert!(error.contains(message), "{error}");
+    }
 }

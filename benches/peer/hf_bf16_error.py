@@ -40,7 +40,8 @@ def errors(path, device, attention):
     found = dict(family=model.config.model_type, fixture=path.name, torch=torch.__version__, device=device)
     found["logits_max_abs"] = (out.logits.detach().float().cpu() - ref["logits"]).abs().max().item()
     found["loss_abs"] = abs(out.loss.item() - ref["loss"].item())
-    want = {n.removeprefix("grad."): g for n, g in ref.items() if n.startswith("grad.")}
+    scale = json.load(open(path / "reference.json")).get("gradient_scale", 1.0)
+    want = {n.removeprefix("grad."): g.float() / scale for n, g in ref.items() if n.startswith("grad.")}
     floor = 1e-6 * sum(g.double().square().sum() for g in want.values()).sqrt()
     got = gradients_as_saved(model)
     rel = {n: ((got[n].double().cpu() - g.double()).norm() / max(g.double().norm(), floor)).item() for n, g in want.items()}

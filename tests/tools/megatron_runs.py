@@ -7,8 +7,8 @@
     python tests/tools/megatron_runs.py compare MEGABURN FOLDER
 
 The first line makes tests/fixtures/megatron-runs: for each layout a checkpoint after 10 steps, and NAME.json with the
-losses of all 50 steps of the same run. The second adds the same states in the form dp_reshardable of the distributed
-optimizer, in folders NAME-buckets; some of them are not trained, but updated by random gradients. The third loads a
+losses of all 50 steps of the same run. A checkpoint is NAME.tar.gz, because its small files compress well. The second adds the same states in the form dp_reshardable of the distributed
+optimizer, as NAME-buckets.tar.gz; some of them are not trained, but updated by random gradients. The third loads a
 checkpoint, trains to step 50 under its own layout or another, and prints the losses. The last one moves each run to
 megaburn, trains 20 steps there, moves it back, trains the last 20 steps with Megatron-Core again, and prints a table of the
 differences: MEGABURN is the program, FOLDER a new folder.
@@ -19,11 +19,14 @@ Made with Python 3.11, torch 2.11 and megatron-core 0.16.1.
 
 import argparse
 import contextlib
+import gzip
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import types
 import zlib
@@ -402,20 +405,46 @@ def continued(name, folder, degrees=None, to=LAST):
         return json.loads(Path(out.name).read_text())
 
 
+def pack(folder):
+    """Replaces a folder of many small files by an archive, whose bytes depend on the files alone."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            member = tarfile.TarInfo(str(path.relative_to(folder.parent)))
+            member.size = path.stat().st_size
+            with path.open("rb") as file:
+                tar.addfile(member, file)
+    Path(f"{folder}.tar.gz").write_bytes(gzip.compress(buffer.getvalue(), mtime=0))
+    shutil.rmtree(folder)
+
+
+def unpack(name, to):
+    with tarfile.open(OUT / f"{name}.tar.gz") as tar:
+        tar.extractall(to, filter="data")
+    return to / name
+
+
 def make():
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
     for name, layout in LAYOUTS.items():
         on_ranks(layout.tp * layout.pp * layout.dp, first_run, name, OUT)
+        pack(OUT / name)
         print(name, "is made")
 
 
 def make_buckets():
     for layouts, function in [(TRAINED, trained_buckets), (UPDATED, updated_buckets)]:
         for name, layout in layouts.items():
-            for made in [OUT / f"{name}-buckets", *([OUT / name] if layouts is UPDATED else [])]:
-                shutil.rmtree(made, ignore_errors=True)
-            on_ranks(layout.tp * layout.pp * layout.dp, function, name, OUT)
+            with tempfile.TemporaryDirectory() as folder:
+                folder = Path(folder)
+                if layouts is TRAINED:
+                    unpack(name, folder)
+                on_ranks(layout.tp * layout.pp * layout.dp, function, name, folder)
+                made = [folder / f"{name}-buckets", *([folder / name] if layouts is UPDATED else [])]
+                for path in made:
+                    pack(path)
+                    shutil.copy(f"{path}.tar.gz", OUT)
             print(name, "is made")
 
 
@@ -452,7 +481,7 @@ def compare(program, folder):
     for name, (other, degrees) in OTHERS.items():
         for number, layout in enumerate([name, other]):
             run = folder / f"{name}-{number}"
-            convert("from-megatron", OUT / name, run)
+            convert("from-megatron", unpack(name, folder / f"{name}-{number}-first"), run)
             row(name, "megaburn", layout, FIRST, in_megaburn(program, run, layout))
         run = folder / f"{name}-0"
         at_once, back = folder / f"{name}-at-once", folder / f"{name}-back"

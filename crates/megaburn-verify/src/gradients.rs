@@ -89,8 +89,8 @@ fn expected(reference: &Reference, param: &HfParam) -> Result<Vec<Option<Vec<f32
         .family
         .definition()
         .optional_prefix();
-    let read = |name: &String| match reference.numbers(&format!("grad.{name}"))? {
-        None => reference.numbers(&format!("grad.{prefix}{name}")),
+    let read = |name: &String| match reference.gradient(name)? {
+        None => reference.gradient(&format!("{prefix}{name}")),
         found => Ok(found),
     };
     param.names().iter().map(read).collect()

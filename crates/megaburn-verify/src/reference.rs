@@ -36,6 +36,8 @@ pub struct Reference {
     cp_comm: CpComm,
     /// The factor on the mean loss of the multi-token-prediction depths.
     pub(crate) mtp_loss_scaling_factor: f64,
+    /// The factor that the file's gradients have, which lets f16 hold them.
+    gradient_scale: f32,
 }
 
 /// The object `optimizer` of `reference.json`.
@@ -77,6 +79,13 @@ struct Meta {
     /// Present if there are `mtp_losses`.
     #[serde(default)]
     mtp_loss_scaling_factor: f64,
+    #[serde(default = "unscaled")]
+    gradient_scale: f32,
+}
+
+/// The factor of gradients without one.
+fn unscaled() -> f32 {
+    1.0
 }
 
 impl Reference {
@@ -112,6 +121,13 @@ impl Reference {
             let why = format!(
                 "optimizer `{}` is not supported; use AdamW",
                 meta.optimizer.name
+            );
+            return Err(fail(&path, why).into());
+        }
+        if !(meta.gradient_scale > 0.0 && meta.gradient_scale.is_finite()) {
+            let why = format!(
+                "`gradient_scale` is {}, but must be greater than 0",
+                meta.gradient_scale
             );
             return Err(fail(&path, why).into());
         }
@@ -217,6 +233,7 @@ impl Reference {
         let Meta {
             optimizer,
             mtp_loss_scaling_factor,
+            gradient_scale,
         } = meta;
         let cp_comm = CpComm::Auto;
         Ok(Self {
@@ -228,6 +245,7 @@ impl Reference {
             encoder,
             cp_comm,
             mtp_loss_scaling_factor,
+            gradient_scale,
         })
     }
 
@@ -344,6 +362,13 @@ impl Reference {
         }
         let data = self.tensors.read(name)?.convert::<f32>();
         Ok(Some(data.try_to_vec().expect("converted to f32")))
+    }
+
+    /// The gradient of a tensor, if it is there.
+    pub(crate) fn gradient(&self, name: &str) -> Result<Option<Vec<f32>>, TrainError> {
+        let scaled = self.numbers(&format!("grad.{name}"))?;
+        let unscale = |all: Vec<f32>| all.into_iter().map(|x| x / self.gradient_scale).collect();
+        Ok(scaled.map(unscale))
     }
 
     /// The numbers of a row of a stack, such as `grad.stack[3]`, if they are there.

@@ -2,6 +2,7 @@
 
 pub(crate) mod docs;
 pub(crate) mod figures;
+mod fixture_sizes;
 pub(crate) mod imports;
 pub(crate) mod kernel_folders;
 pub(crate) mod outside;

@@ -181,7 +181,7 @@ fn a_pipeline_writes_what_its_tp_alone_writes(
     // The last prompt grows beyond the longest sequence.
     let prompts = [1, 7, 120].map(|len: u64| {
         let ids: Vec<_> = (0..len)
-            .map(|at| rng.below(1000 * len + at, 256).to_string())
+            .map(|at| rng.below(1000 * len + at, 96).to_string())
             .collect();
         ids.join(",")
     });
@@ -212,7 +212,7 @@ fn ranks_that_share_prompts_write_what_one_rank_writes(
     let rng = PositionRng::new(seed, Purpose::Sampling, "shared prompts");
     let prompts = [50, 2, 120].map(|len: u64| {
         let ids: Vec<_> = (0..len)
-            .map(|at| rng.below(1000 * len + at, 256).to_string())
+            .map(|at| rng.below(1000 * len + at, 96).to_string())
             .collect();
         ids.join(",")
     });
@@ -263,7 +263,7 @@ fn a_launched_pipeline_writes_what_one_rank_writes() {
 #[case(&["--prompt", "a"], "because the model has no tokenizer")]
 #[case(&[], "`--prompt` is absent")]
 #[case(&["--prompt-ids", "1,x"], "`--prompt-ids` is \"1,x\"")]
-#[case(&["--prompt-ids", "256"], "prompt 0 has token 256, but the model's vocabulary is 256")]
+#[case(&["--prompt-ids", "128"], "prompt 0 has token 128, but the model's vocabulary is 128")]
 #[case(&["--prompt-ids", "1", "--stop", "x"], "because the model has no tokenizer")]
 #[case(&["--prompt", "a", "--tokenizer", "byte", "--stop", ""], "`--stop` is empty")]
 #[case(&["--prompt-ids", "1", "--top-k", "0"], "top-k is 0")]

@@ -67,7 +67,7 @@ fn edit_json(path: &Path, edit: impl Fn(&mut Value)) {
 #[case::architecture("architectures", serde_json::json!(["MambaForCausalLM"]), "`MambaForCausalLM` is not supported")]
 #[case::missing_tensor("num_hidden_layers", serde_json::json!(5), "has no tensor `model.layers.4.self_attn.o_proj.weight`; the nearest")]
 #[case::extra_tensor("num_hidden_layers", serde_json::json!(3), "`model.layers.3.input_layernorm.weight`: its shape is [32], but")]
-#[case::shape("intermediate_size", serde_json::json!(96), "down_proj.weight`: expected [32, 96] by config.json, found [32, 64]")]
+#[case::shape("intermediate_size", serde_json::json!(96), "down_proj.weight`: expected [32, 96] by config.json, found [32, 48]")]
 #[case::activation("hidden_act", serde_json::json!("relu"), "only \"silu\" is supported")]
 fn a_config_that_is_not_of_its_weights_is_one_error(
     #[case] key: &str,

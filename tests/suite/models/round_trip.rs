@@ -10,7 +10,7 @@ use rstest::rstest;
 use serde_json::Value;
 
 use crate::{
-    models::transformers::{FIXTURES, fixture},
+    models::transformers::{each_generating, each_fixture, fixture},
     runs::child::{Ended, Ranks},
 };
 use megaburn_test_support::{
@@ -32,15 +32,10 @@ pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-#[rstest]
-fn a_model_comes_back_byte_for_byte(
-    #[values(
-        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42
-    )]
-    index: usize,
-) {
-    assert_comes_back(FIXTURES[index].0);
+each_fixture! {
+    fn a_model_comes_back_byte_for_byte(name, _) {
+        assert_comes_back(name);
+    }
 }
 
 pub(crate) fn assert_comes_back(name: &str) {
@@ -107,16 +102,10 @@ struct Continuations {
     continuations: Vec<Vec<u32>>,
 }
 
-#[rstest]
-fn greedy_text_is_that_of_transformers(
-    #[values(
-        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 40, 41, 42
-    )]
-    index: usize,
-) {
-    let (name, most) = FIXTURES[index];
-    assert_writes_what_transformers_does(name, ["tp1", "tp2", &format!("tp{most}"), "pp2"]);
+each_generating! {
+    fn greedy_text_is_that_of_transformers(name, most) {
+        assert_writes_what_transformers_does(name, ["tp1", "tp2", &format!("tp{most}"), "pp2"]);
+    }
 }
 
 /// Compares generated tokens with Transformers. The third layout is used on a checkpoint.

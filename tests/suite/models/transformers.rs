@@ -60,13 +60,55 @@ pub(crate) const FIXTURES: [(&str, usize); 43] = [
     ("phi3-long", 4),
     ("phi3-short", 4),
     ("llama-dynamic", 4),
-    ("bert", 4),
-    ("bert-masked", 2),
-    ("megatron-bert", 4),
     ("t5", 8),
     ("t5-relu", 4),
     ("mt5", 2),
+    ("bert", 4),
+    ("bert-masked", 2),
+    ("megatron-bert", 4),
 ];
+
+/// The first of them, which generate text.
+const NUM_GENERATING: usize = 40;
+
+// The macros below list every index.
+const _: () = assert!(FIXTURES.len() == 43 && NUM_GENERATING == 40);
+
+/// Makes a test of each model of [`FIXTURES`], whose name and largest degree the body uses.
+macro_rules! each_fixture {
+    (fn $test:ident($name:ident, $most:pat) $body:block) => {
+        #[rstest]
+        fn $test(
+            #[values(
+                0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22,
+                23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42
+            )]
+            index: usize,
+        ) {
+            let ($name, $most) = $crate::models::transformers::FIXTURES[index];
+            $body
+        }
+    };
+}
+pub(crate) use each_fixture;
+
+/// As [`each_fixture`], for models that generate text.
+macro_rules! each_generating {
+    (fn $test:ident($name:ident, $most:pat) $body:block) => {
+        #[rstest]
+        fn $test(
+            #[values(
+                0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22,
+                23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39
+            )]
+            index: usize,
+        ) {
+            let ($name, $most) = $crate::models::transformers::FIXTURES[index];
+            $body
+        }
+    };
+}
+pub(crate) use each_generating;
 
 const LAYOUTS: [&str; 17] = [
     "tp1",
@@ -88,47 +130,41 @@ const LAYOUTS: [&str; 17] = [
     "tp2-pp2-dp2-sp",
 ];
 
-#[rstest]
-fn a_model_equals_transformers_under_every_layout(
-    #[values(
-        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42
-    )]
-    index: usize,
-) {
-    let (name, most) = FIXTURES[index];
-    let reference = Reference::open(&fixture(name)).unwrap();
-    let mut compared = 0;
-    for layout in LAYOUTS.map(|text| text.parse::<Layout>().unwrap()) {
-        let tolerances = Tolerances::of(Dtype::F32);
-        let report = verify(
-            &reference,
-            &layout,
-            Dtype::F32,
-            &tolerances,
-            Devices::Cpu,
-            None,
-        );
-        // Samples and the sequence may not divide either; then the error contains all numbers.
-        if let Some(error) = &report.error {
-            let of_heads = layout.tp > most && error.contains("heads");
-            let of_samples = layout.dp > 2 && error.contains("batch of 2 samples");
-            let of_sequence = layout.sp && error.contains("sequence length");
-            assert!(
-                of_heads || of_samples || of_sequence,
-                "{name}, {layout}: {error}"
+each_fixture! {
+    fn a_model_equals_transformers_under_every_layout(name, most) {
+        let reference = Reference::open(&fixture(name)).unwrap();
+        let mut compared = 0;
+        for layout in LAYOUTS.map(|text| text.parse::<Layout>().unwrap()) {
+            let tolerances = Tolerances::of(Dtype::F32);
+            let report = verify(
+                &reference,
+                &layout,
+                Dtype::F32,
+                &tolerances,
+                Devices::Cpu,
+                None,
             );
-            continue;
+            // Samples and the sequence may not divide either; then the error contains all numbers.
+            if let Some(error) = &report.error {
+                let of_heads = layout.tp > most && error.contains("heads");
+                let of_samples = layout.dp > 2 && error.contains("batch of 2 samples");
+                let of_sequence = layout.sp && error.contains("sequence length");
+                assert!(
+                    of_heads || of_samples || of_sequence,
+                    "{name}, {layout}: {error}"
+                );
+                continue;
+            }
+            assert!(
+                report.ok && report.skipped.is_empty(),
+                "{name}: {report:#?}"
+            );
+            assert!(report.train_losses_max_abs.is_some() && layout.tp <= most);
+            compared += 1;
         }
-        assert!(
-            report.ok && report.skipped.is_empty(),
-            "{name}: {report:#?}"
-        );
-        assert!(report.train_losses_max_abs.is_some() && layout.tp <= most);
-        compared += 1;
+        let least = if most == 8 { 15 } else { 9 };
+        assert!(compared >= least, "{name}: {compared} layouts");
     }
-    let least = if most == 8 { 15 } else { 9 };
-    assert!(compared >= least, "{name}: {compared} layouts");
 }
 
 /// Layouts with context parallelism, and how keys and values are exchanged.
@@ -149,50 +185,44 @@ const CONTEXTS: [(&str, &str); 14] = [
     ("cp11", "p2p"),
 ];
 
-#[rstest]
-fn a_model_equals_transformers_where_ranks_share_sequences(
-    #[values(
-        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36
-    )]
-    index: usize,
-) {
-    let (name, most) = FIXTURES[index];
-    let mut compared = 0;
-    for (layout, comm) in CONTEXTS {
-        let comm = CpComm::try_from(comm.to_string()).unwrap();
-        let reference = Reference::open(&fixture(name)).unwrap().with_cp_comm(comm);
-        let layout = layout.parse().unwrap();
-        let tolerances = Tolerances::of(Dtype::F32);
-        let report = verify(
-            &reference,
-            &layout,
-            Dtype::F32,
-            &tolerances,
-            Devices::Cpu,
-            None,
-        );
-        if let Some(error) = &report.error {
-            let of_length = error.contains("sequence length");
-            assert!(
-                of_length || error.contains("heads"),
-                "{name}, {layout}: {error}"
+each_generating! {
+    fn a_model_equals_transformers_where_ranks_share_sequences(name, most) {
+        let mut compared = 0;
+        for (layout, comm) in CONTEXTS {
+            let comm = CpComm::try_from(comm.to_string()).unwrap();
+            let reference = Reference::open(&fixture(name)).unwrap().with_cp_comm(comm);
+            let layout = layout.parse().unwrap();
+            let tolerances = Tolerances::of(Dtype::F32);
+            let report = verify(
+                &reference,
+                &layout,
+                Dtype::F32,
+                &tolerances,
+                Devices::Cpu,
+                None,
             );
-            continue;
+            if let Some(error) = &report.error {
+                let of_length = error.contains("sequence length");
+                assert!(
+                    of_length || error.contains("heads"),
+                    "{name}, {layout}: {error}"
+                );
+                continue;
+            }
+            assert!(
+                report.ok && report.skipped.is_empty(),
+                "{name}, {comm:?}: {report:#?}"
+            );
+            compared += 1;
         }
-        assert!(
-            report.ok && report.skipped.is_empty(),
-            "{name}, {comm:?}: {report:#?}"
-        );
-        compared += 1;
+        // 30 tokens only divide into the 6 chunks of cp3, and 22 tokens only into the 22 chunks of cp11.
+        let least = match name {
+            "gpt2-untied" | "qwen3-tied" => 1,
+            name if most == 2 && name != "qwen2-windows" => 1,
+            _ => 4,
+        };
+        assert!(compared >= least, "{name}: {compared} layouts");
     }
-    // 30 tokens only divide into the 6 chunks of cp3, and 22 tokens only into the 22 chunks of cp11.
-    let least = match name {
-        "gpt2-untied" | "qwen3-tied" => 1,
-        name if most == 2 && name != "qwen2-windows" => 1,
-        _ => 4,
-    };
-    assert!(compared >= least, "{name}: {compared} layouts");
 }
 
 /// Rows of an encoder are padded, so its sequences are not split over ranks.

@@ -13,45 +13,39 @@ use megaburn_test_support::bf16::twice_pytorchs_error;
 
 use crate::{
     models::round_trip::{Started, megaburn, succeed, text},
-    models::transformers::{FIXTURES, fixture},
+    models::transformers::{each_decoder, fixture},
 };
 
-#[rstest]
-fn a_model_in_bf16_is_as_near_to_transformers_as_pytorchs_bf16(
-    #[values(
-        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        25, 26, 27, 28, 29, 30, 31
-    )]
-    index: usize,
-) {
-    let (name, _) = FIXTURES[index];
-    let reference = Reference::open(&fixture(name)).unwrap();
-    let tolerances = match twice_pytorchs_error(name) {
-        Some([logits, loss, grad, train]) => Tolerances {
-            logits,
-            loss,
-            grad,
-            train,
-        },
-        None => Tolerances::of(Dtype::Bf16),
-    };
-    for layout in ["tp1", "tp2-sp", "dp2"].map(|text| text.parse::<Layout>().unwrap()) {
-        let report = verify(
-            &reference,
-            &layout,
-            Dtype::Bf16,
-            &tolerances,
-            Devices::Cpu,
-            None,
-        );
-        assert!(
-            report.ok && report.skipped.is_empty(),
-            "{name}: {report:#?}"
-        );
-        assert!(
-            report.logits_max_abs.unwrap() > 1e-3,
-            "it is no bf16: {report:#?}"
-        );
+each_decoder! {
+    fn a_model_in_bf16_is_as_near_to_transformers_as_pytorchs_bf16(name, _) {
+        let reference = Reference::open(&fixture(name)).unwrap();
+        let tolerances = match twice_pytorchs_error(name) {
+            Some([logits, loss, grad, train]) => Tolerances {
+                logits,
+                loss,
+                grad,
+                train,
+            },
+            None => Tolerances::of(Dtype::Bf16),
+        };
+        for layout in ["tp1", "tp2-sp", "dp2"].map(|text| text.parse::<Layout>().unwrap()) {
+            let report = verify(
+                &reference,
+                &layout,
+                Dtype::Bf16,
+                &tolerances,
+                Devices::Cpu,
+                None,
+            );
+            assert!(
+                report.ok && report.skipped.is_empty(),
+                "{name}: {report:#?}"
+            );
+            assert!(
+                report.logits_max_abs.unwrap() > 1e-3,
+                "it is no bf16: {report:#?}"
+            );
+        }
     }
 }
 

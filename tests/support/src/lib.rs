@@ -1,5 +1,6 @@
 //! Code that several test programs of the workspace share.
 
+pub mod archive;
 pub mod bf16;
 pub mod expert_grid;
 pub mod gather;

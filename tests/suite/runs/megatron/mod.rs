@@ -22,6 +22,7 @@ use megaburn::train::{
     ConfigLayers, TrainConfig, TrainError,
     megatron::{FromMegatronConfig, Imported, from_megatron},
 };
+use megaburn_test_support::archive::fixture_in;
 use megaburn_torch::{
     pickle::Tree,
     pt::{PtFile, PtWriter},
@@ -39,7 +40,8 @@ fn root() -> PathBuf {
 }
 
 fn fixture(name: &str) -> PathBuf {
-    root().join("tests/fixtures/megatron-runs").join(name)
+    let folder = root().join("tests/fixtures/megatron-runs");
+    fixture_in(&folder, name, Path::new(env!("CARGO_TARGET_TMPDIR")))
 }
 
 /// Imports all that a checkpoint has.

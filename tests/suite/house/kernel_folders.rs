@@ -30,7 +30,10 @@ const OWN: [(&str, &[&str]); 12] = [
         "activation",
         &["clamped_swiglu", "geglu", "gelu", "squared_relu", "swiglu"],
     ),
-    ("attention", &["biased", "fused", "scores"]),
+    (
+        "attention",
+        &["biased", "fused", "largest_scores", "scores"],
+    ),
     (
         "attention/partial",
         &["merge", "partial_attention", "sinks"],

@@ -68,43 +68,58 @@ pub(crate) const FIXTURES: [(&str, usize); 43] = [
     ("megatron-bert", 4),
 ];
 
+/// The first of them, which are decoders.
+const NUM_DECODERS: usize = 37;
 /// The first of them, which generate text.
 const NUM_GENERATING: usize = 40;
 
 // The macros below list every index.
-const _: () = assert!(FIXTURES.len() == 43 && NUM_GENERATING == 40);
+const _: () = assert!(FIXTURES.len() == 43 && NUM_DECODERS == 37 && NUM_GENERATING == 40);
 
-/// Makes a test of each model of [`FIXTURES`], whose name and largest degree the body uses.
-macro_rules! each_fixture {
-    (fn $test:ident($name:ident, $most:pat) $body:block) => {
+/// Makes a test of the models of [`FIXTURES`] with these indices, whose name and largest degree the
+/// body uses.
+macro_rules! each_at {
+    ([$($index:literal),*] fn $test:ident($name:ident, $most:pat) $body:block) => {
         #[rstest]
-        fn $test(
-            #[values(
-                0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22,
-                23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42
-            )]
-            index: usize,
-        ) {
+        fn $test(#[values($($index),*)] index: usize) {
             let ($name, $most) = $crate::models::transformers::FIXTURES[index];
             $body
         }
     };
 }
+pub(crate) use each_at;
+
+/// Makes a test of each model of [`FIXTURES`], as [`each_at`] does.
+macro_rules! each_fixture {
+    ($($test:tt)*) => {
+        $crate::models::transformers::each_at! {
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23,
+            24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42]
+            $($test)*
+        }
+    };
+}
 pub(crate) use each_fixture;
+
+/// As [`each_fixture`], for decoders.
+macro_rules! each_decoder {
+    ($($test:tt)*) => {
+        $crate::models::transformers::each_at! {
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23,
+            24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36]
+            $($test)*
+        }
+    };
+}
+pub(crate) use each_decoder;
 
 /// As [`each_fixture`], for models that generate text.
 macro_rules! each_generating {
-    (fn $test:ident($name:ident, $most:pat) $body:block) => {
-        #[rstest]
-        fn $test(
-            #[values(
-                0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22,
-                23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39
-            )]
-            index: usize,
-        ) {
-            let ($name, $most) = $crate::models::transformers::FIXTURES[index];
-            $body
+    ($($test:tt)*) => {
+        $crate::models::transformers::each_at! {
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23,
+            24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39]
+            $($test)*
         }
     };
 }
@@ -185,7 +200,7 @@ const CONTEXTS: [(&str, &str); 14] = [
     ("cp11", "p2p"),
 ];
 
-each_generating! {
+each_decoder! {
     fn a_model_equals_transformers_where_ranks_share_sequences(name, most) {
         let mut compared = 0;
         for (layout, comm) in CONTEXTS {

@@ -136,6 +136,10 @@ pub struct StoredCheckpointMetrics {
 /// A line of `metrics.jsonl` of a known kind. Readers skip other lines.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most records are steps, so a box would save no memory"
+)]
 pub enum MetricsRecord {
     /// An optimizer step.
     Step(StepMetrics),

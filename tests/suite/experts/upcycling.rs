@@ -56,7 +56,7 @@ fn an_upcycled_model_computes_what_the_dense_one_does(
 #[rstest]
 #[case("gpt2", &[], "gpt2 has no MoE counterpart; llama, mistral and qwen3 have one")]
 #[case("llama-biases", &[], "experts have no biases")]
-#[case("llama", &["--granularity", "7"], "an MLP of width 64 is not divisible by granularity 7")]
+#[case("llama", &["--granularity", "7"], "an MLP of width 48 is not divisible by granularity 7")]
 #[case("llama", &["--top-k", "9"], "top_k 9 is more than the number of experts, 8")]
 fn what_cannot_become_experts_is_refused(
     #[case] name: &str,

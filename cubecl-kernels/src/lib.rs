@@ -67,8 +67,8 @@ pub use activation::swiglu::{swiglu, swiglu_weighted};
 pub use attention::{
     AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, AttentionTiles,
     OnlineSoftmaxMerge, PackedSequences, PartialAttention, add_rows, attention, biased_attention,
-    biased_partial_attention, biased_partial_attention_gradients, largest_scores, partial_attention,
-    partial_attention_gradients, sink_gradients,
+    biased_partial_attention, biased_partial_attention_gradients, largest_scores,
+    partial_attention, partial_attention_gradients, sink_gradients,
 };
 pub use bias::{Bias, add_bias, add_positions};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};

@@ -203,6 +203,7 @@ const EXCLUDED: [[&str; 2]; 21] = [
     ["mup_base_hidden", "masked_head"],
     ["mup_base_hidden", "experts"],
     ["qk_norm", "qk_clip"],
+    ["positions=relative", "qk_clip"],
     // Experts over several tensor-parallel ranks need sequence parallelism.
     ["experts", "tp2"],
 ];

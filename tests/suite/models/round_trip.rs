@@ -10,7 +10,7 @@ use rstest::rstest;
 use serde_json::Value;
 
 use crate::{
-    models::transformers::{each_generating, each_fixture, fixture},
+    models::transformers::{each_fixture, each_generating, fixture},
     runs::child::{Ended, Ranks},
 };
 use megaburn_test_support::{

@@ -88,9 +88,6 @@ pub struct SelfAttentionConfig {
     /// Initializer of the output projection.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub output_initializer: Initializer,
-    /// Initializer of the sinks.
-    #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
-    pub sinks_initializer: Initializer,
     /// The module's path in the model.
     pub path: Option<String>,
 }

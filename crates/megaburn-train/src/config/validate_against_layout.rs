@@ -43,7 +43,7 @@ impl TrainConfig {
 
     /// Refuses to clip queries and keys of a model whose logits do not follow from them alone.
     fn check_qk_clip(&self, model: &DecoderConfig) -> Result<(), TrainError> {
-        let OptimizerConfig { qk_clip, .. } = self.optimizer;
+        let qk_clip = self.optimizer.qk_clip;
         let norms = "false for this model: its norms of queries and keys (model.parts.qk_norm) undo a \
             scaling of their weights, and bound the logits themselves";
         require(
@@ -57,7 +57,12 @@ impl TrainConfig {
             with a relative bias (model.parts.positions) are not recorded";
         require(!qk_clip || !is_crossed, "optimizer.qk_clip", true, crossed)?;
         let logged = self.train.log_max_attention_logit;
-        require(!logged || !is_crossed, "train.log_max_attention_logit", true, crossed)
+        require(
+            !logged || !is_crossed,
+            "train.log_max_attention_logit",
+            true,
+            crossed,
+        )
     }
 
     /// Refuses ALiBi whose features exceed the range of f16, in which they would become infinite.

@@ -88,7 +88,8 @@ struct Data {
 }
 
 fn config(family: Family, dtype: Dtype, data: &Data) -> Result<TrainConfig, String> {
-    let data = if family.template().bidirectional {
+    let model = family.template();
+    let data = if model.bidirectional || model.encoder_layers > 0 {
         let Sentences {
             prefix,
             vocabulary,

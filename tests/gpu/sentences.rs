@@ -1,4 +1,4 @@
-//! Documents of sentences of random words, for encoders.
+//! Documents of sentences of random words, for models with an encoder.
 
 use std::{
     fmt::Write,
@@ -12,6 +12,8 @@ use megaburn::{
 };
 
 const WORDS: u64 = 200;
+/// Number of sentinels of T5.
+const SENTINELS: u64 = 20;
 const DOCUMENTS: u64 = 60;
 
 /// A data set of sentences.
@@ -32,11 +34,10 @@ impl Sentences {
             vocabulary: folder.join("vocab.txt"),
             cache: folder.join("cache"),
         };
-        let words = (0..WORDS).map(|word| format!("w{word}\n"));
-        let vocabulary = words.fold(
-            "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n".into(),
-            |all, word| all + &word,
-        );
+        let mut vocabulary = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[BOS]\n[EOS]\n".to_string();
+        let sentinels = (0..SENTINELS).map(|index| format!("<extra_id_{index}>\n"));
+        vocabulary.extend(sentinels);
+        vocabulary.extend((0..WORDS).map(|word| format!("w{word}\n")));
         let texts = (0..DOCUMENTS).map(|number| {
             text(&PositionRng::new(
                 seed,

@@ -333,8 +333,8 @@ impl Reference {
 
     /// 1 at tokens and 0 at padding, `[B, S]`; `None` without padding.
     pub(crate) fn unpadded(&self, device: &Device) -> Option<Tensor<2, Int>> {
-        let [rows, seq_len] = [self.num_rows(), self.tokens.shape()[1]];
-        self.encoder.unpadded([rows, seq_len], device)
+        let shape = [self.num_rows(), self.tokens.shape()[1]];
+        self.encoder.unpadded(shape, device)
     }
 
     /// Tokens and labels `[B, S]` of each multi-token-prediction depth, for full sequences.
@@ -367,8 +367,7 @@ impl Reference {
     /// The gradient of a tensor, if it is there.
     pub(crate) fn gradient(&self, name: &str) -> Result<Option<Vec<f32>>, TrainError> {
         let scaled = self.numbers(&format!("grad.{name}"))?;
-        let unscale = |all: Vec<f32>| all.into_iter().map(|x| x / self.gradient_scale).collect();
-        Ok(scaled.map(unscale))
+        Ok(scaled.map(|all| all.into_iter().map(|x| x / self.gradient_scale).collect()))
     }
 
     /// The numbers of a row of a stack, such as `grad.stack[3]`, if they are there.
@@ -384,7 +383,7 @@ impl Reference {
             return Ok(None);
         };
         let len = all.len() / rows.max(1);
-        Ok(all.get(row * len..(row + 1) * len).map(<[f32]>::to_vec))
+        Ok(all.chunks(len.max(1)).nth(row).map(<[f32]>::to_vec))
     }
 
     pub(crate) fn losses(&self) -> Result<ReferenceLosses, TrainError> {

@@ -9,13 +9,10 @@ use megaburn_kernels::{AttentionOptions, attention, partial_attention};
 use megaburn_mesh::ShardSpec;
 
 use super::{
-    AttentionGroups, probability_dropout::ProbabilityDropout, relative_bias::line,
-    whole_attention::whole_attention,
+    probability_dropout::ProbabilityDropout, relative_bias::line, whole_attention::whole_attention,
 };
 use crate::{
     context::{ContextParallel, Mask, PackedDocuments, Piece, context_attention},
-    dropout,
-    error::ParallelError,
     kv_cache::{KvCache, Packed},
     max_logits::MaxLogits,
     recomputable::Recomputable,
@@ -30,99 +27,26 @@ use crate::{
 #[derive(Module, Debug)]
 pub(super) struct CoreAttention {
     /// A logit for each query head of this rank, which takes part in the softmax without a value.
-    sinks: Option<Param<Tensor<1>>>,
+    pub(super) sinks: Option<Param<Tensor<1>>>,
     /// Which heads the sinks belong to, and the path that keys their draw.
     #[module(skip)]
-    sinks_spec: Option<(ShardSpec, Option<String>)>,
+    pub(super) sinks_spec: Option<(ShardSpec, Option<String>)>,
     /// Query heads and key/value heads of this rank.
     #[module(skip)]
-    heads: [usize; 2],
+    pub(super) heads: [usize; 2],
     /// The mask that applies to every pass; [`forward`](Self::forward) adds dropout and documents.
     #[module(skip)]
-    mask: Mask,
-    recompute: bool,
-    /// Whether scores have a bias by distance, which callers give.
-    relative_bias: bool,
-    #[module(skip)]
-    dropout: Option<ProbabilityDropout>,
-    #[module(skip)]
-    parallel: ContextParallel,
-    /// Where training records the largest logit of each head; `None` records none.
-    #[module(skip)]
-    max_logits: Option<MaxLogits>,
-}
-
-/// Configuration of a [`CoreAttention`].
-pub(super) struct CoreConfig<'a> {
-    /// The layer's type, for error messages.
-    pub(super) layer: &'static str,
-    /// The layer's path in the model, which keys dropout.
-    pub(super) path: Option<&'a str>,
-    /// Query heads and key/value heads of this rank.
-    pub(super) heads: [usize; 2],
     pub(super) mask: Mask,
     pub(super) recompute: bool,
-    pub(super) dropout: f64,
+    /// Whether scores have a bias by distance, which callers give.
     pub(super) relative_bias: bool,
+    #[module(skip)]
+    pub(super) dropout: Option<ProbabilityDropout>,
+    #[module(skip)]
+    pub(super) parallel: ContextParallel,
+    /// Where training records the largest logit of each head; `None` records none.
+    #[module(skip)]
     pub(super) max_logits: Option<MaxLogits>,
-}
-
-impl CoreConfig<'_> {
-    /// Builds the core.
-    ///
-    /// # Errors
-    /// The dropout probability is outside of `[0, 1)` or has no path to key its masks, or the heads
-    /// are exchanged and the ranks do not divide them.
-    pub(super) fn init(self, groups: &AttentionGroups) -> Result<CoreAttention, ParallelError> {
-        let Self {
-            layer,
-            heads,
-            mask,
-            recompute,
-            dropout: prob,
-            relative_bias,
-            max_logits,
-            ..
-        } = self;
-        let name = self.path.unwrap_or("unnamed");
-        let refuse = |why: String| ParallelError::Config {
-            layer,
-            name: name.into(),
-            why,
-        };
-        dropout::check(layer, name, prob)?;
-        if prob > 0.0 && self.path.is_none() {
-            let why = "dropout needs a name, which keys its masks: add `.with_name(\"path\")`";
-            return Err(refuse(why.into()));
-        }
-        let AttentionGroups { tp, cp } = groups;
-        cp.comm()
-            .check(cp.num_ranks(), heads)
-            .map_err(|error| match error {
-                ParallelError::Config {
-                    name: comm, why, ..
-                } => refuse(format!("cp_comm `{comm}`: {why}")),
-                error => error,
-            })?;
-        let dropout = (prob > 0.0).then(|| ProbabilityDropout {
-            prob,
-            seed: tp.seed(),
-            name: format!("{name}.probabilities"),
-            first_head: tp.rank() * heads[0],
-            num_heads: tp.size() * heads[0],
-        });
-        Ok(CoreAttention {
-            sinks: None,
-            sinks_spec: None,
-            heads,
-            mask,
-            recompute,
-            relative_bias,
-            dropout,
-            parallel: cp.clone(),
-            max_logits,
-        })
-    }
 }
 
 impl CoreAttention {

@@ -4,10 +4,7 @@ use burn::{config::Config, module::Module, nn::Initializer, prelude::Device, ten
 use megaburn_kernels::{AttentionKernel, SliceMode, split_last_with};
 use megaburn_mesh::FusedPart;
 
-use super::{
-    AttentionGroups,
-    core_attention::{CoreAttention, CoreConfig},
-};
+use super::{AttentionGroups, core_attention::CoreAttention, core_config::CoreConfig};
 use crate::{
     context::Mask,
     error::ParallelError,

@@ -6,7 +6,7 @@ use megaburn_kernels::{
 
 use super::{
     Attention, AttentionGroups,
-    core_attention::CoreConfig,
+    core_config::CoreConfig,
     heads::{Heads, LatentHeads, rotated},
 };
 use crate::{

@@ -3,6 +3,7 @@
 
 mod alibi;
 mod core_attention;
+mod core_config;
 mod cross_attention;
 mod groups;
 mod heads;

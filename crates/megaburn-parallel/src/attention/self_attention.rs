@@ -4,7 +4,7 @@ use megaburn_mesh::FusedPart;
 
 use super::{
     Alibi, Attention, AttentionGroups, PositionTables,
-    core_attention::CoreConfig,
+    core_config::CoreConfig,
     heads::{AlibiHeads, GroupedHeads, Heads, rotated},
     qk_norm::{QkNorm, l2_normed},
     sinks::init_sinks,

@@ -5,6 +5,7 @@ use burn::{
     tensor::{Tensor, activation::sigmoid},
 };
 use megaburn_collective::Group;
+use megaburn_kernels::{LinearOptions, linear};
 use megaburn_mesh::{Axis, ShardSpec};
 
 use crate::{
@@ -63,10 +64,8 @@ impl SharedGate {
     /// # Shapes
     /// `[seq, batch, d_model]` to `[seq, batch, 1]`
     pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let [seq, batch, d_model] = x.dims();
         let weight = self.replica.value(&self.weight);
-        let logits = x.reshape([seq * batch, d_model]).matmul(weight);
-        sigmoid(logits).reshape([seq, batch, 1])
+        sigmoid(linear(x, weight, None, LinearOptions::default()))
     }
 
     pub(super) fn whole_sequence(mut self) -> Self {

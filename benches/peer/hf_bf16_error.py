@@ -30,15 +30,17 @@ def gradients_as_saved(model):
 def errors(path, device, attention):
     ref = load_file(path / "reference.safetensors")
     spec = json.loads((path / "reference.json").read_text())["optimizer"]
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention, experts_implementation="eager").to(device).train()
+    cls = getattr(transformers, json.loads((path / "config.json").read_text())["architectures"][0])
+    model = cls.from_pretrained(path, dtype=torch.float32, attn_implementation=attention, **({"experts_implementation": "eager"} if cls.__name__.endswith("CausalLM") else {})).to(device).train()
     masters = {n: p.detach().clone() for n, p in model.named_parameters()}  # before the rounding
     model = model.to(torch.bfloat16)
-    ids = ref["input_ids"].to(device)
-    labels = ref.get("labels", ref["input_ids"]).to(device)
-    out = model(input_ids=ids, labels=labels)
+    inputs = {n: ref[n].to(device) for n in ("input_ids", "attention_mask", "token_type_ids", "next_sentence_label") if n in ref}
+    inputs["labels"] = ref.get("labels", ref["input_ids"]).to(device)
+    out = model(**inputs)
     out.loss.backward()
     found = dict(family=model.config.model_type, fixture=path.name, torch=torch.__version__, device=device)
-    found["logits_max_abs"] = (out.logits.detach().float().cpu() - ref["logits"]).abs().max().item()
+    logits = out.prediction_logits if "prediction_logits" in out else out.logits
+    found["logits_max_abs"] = (logits.detach().float().cpu() - ref["logits"]).abs().max().item()
     found["loss_abs"] = abs(out.loss.item() - ref["loss"].item())
     scale = json.load(open(path / "reference.json")).get("gradient_scale", 1.0)
     want = {n.removeprefix("grad."): g.float() / scale for n, g in ref.items() if n.startswith("grad.")}
@@ -54,7 +56,7 @@ def errors(path, device, attention):
     worst = 0.0
     for want_loss in ref.get("train_losses", torch.tensor([])).tolist():
         model.zero_grad()
-        loss = model(input_ids=ids, labels=labels).loss
+        loss = model(**inputs).loss
         worst = max(worst, abs(loss.item() - want_loss))
         loss.backward()
         for n, p in model.named_parameters():

@@ -34,7 +34,7 @@ fn build() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
-    fs::write(here.join("Cargo.toml"), manifest(&root)).unwrap();
+    fs::write(here.join("Cargo.toml"), manifest(root)).unwrap();
     // Use the lock file of the workspace, so that the same crates are used, which are already
     // downloaded.
     fs::copy(root.join("Cargo.lock"), here.join("Cargo.lock")).unwrap();

@@ -13,10 +13,10 @@ use megaburn_test_support::bf16::twice_pytorchs_error;
 
 use crate::{
     models::round_trip::{Started, megaburn, succeed, text},
-    models::transformers::{each_decoder, fixture},
+    models::transformers::{each_fixture, fixture},
 };
 
-each_decoder! {
+each_fixture! {
     fn a_model_in_bf16_is_as_near_to_transformers_as_pytorchs_bf16(name, _) {
         let reference = Reference::open(&fixture(name)).unwrap();
         let tolerances = match twice_pytorchs_error(name) {

@@ -111,7 +111,6 @@ macro_rules! each_decoder {
         }
     };
 }
-pub(crate) use each_decoder;
 
 /// As [`each_fixture`], for models that generate text.
 macro_rules! each_generating {

@@ -145,7 +145,7 @@ fn it_is_its_definition(
             let grads = (y.clone() * weight.clone()).sum().backward();
             let of = |weight: &Param<Tensor<2>>| weight.val().grad(&grads).unwrap().into_data();
             let memory = layer.memory.val().grad(&grads).unwrap();
-            if let Some(held) = held.get(1) {
+            if let Some(held) = held.get(1).filter(|held| **held < s_enc) {
                 let padding = memory
                     .clone()
                     .narrow(1, 1, 1)

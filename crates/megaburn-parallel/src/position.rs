@@ -7,7 +7,7 @@ use burn::{
 };
 use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
-use megaburn_kernels::{EmbeddingOptions, embedding};
+use megaburn_kernels::{EmbeddingOptions, LinearOptions, embedding, linear};
 use megaburn_mesh::{Axis, ShardSpec};
 
 use crate::{
@@ -16,6 +16,11 @@ use crate::{
     replica::Replica,
     shards::{PlanBuilder, Sharded},
 };
+
+/// A table of so few vectors, such as those of token types, is multiplied with rows of zeros and a
+/// one instead: the gradients of a few rows that many tokens share are then a matrix product, where
+/// additions to these rows would wait for each other.
+const FEW: usize = 16;
 
 /// Configuration of a [`PositionEmbedding`].
 #[derive(Config, Debug)]
@@ -112,14 +117,30 @@ impl PositionEmbedding {
             );
         }
         let len = own.first().map_or(0, |positions| positions.len());
-        let ids = (0..len).flat_map(|at| own.iter().map(move |positions| positions[at] as i64));
-        let ids = TensorData::new(ids.collect::<Vec<_>>(), [len, own.len()]);
-        let ids = Tensor::<2, Int>::from_data(ids, &self.weight.device().inner());
+        let own = &own;
+        let ids = (0..len).flat_map(|at| own.iter().map(move |positions| positions[at]));
+        let weight = self.replica.value(&self.weight);
+        let main_grad = self.main_grad();
+        if num_positions <= FEW {
+            let chosen: Vec<f32> = ids
+                .flat_map(|id| (0..num_positions).map(move |at| f32::from(u8::from(at == id))))
+                .collect();
+            let chosen = TensorData::new(chosen, [len, own.len(), num_positions]);
+            let chosen = Tensor::<3>::from_data(chosen, &weight.device()).cast(weight.dtype());
+            let options = LinearOptions {
+                main_grad,
+                ..LinearOptions::default()
+            };
+            return linear(chosen, weight, None, options);
+        }
+        let ids: Vec<i64> = ids.map(|id| id as i64).collect();
+        let ids = TensorData::new(ids, [len, own.len()]);
+        let ids = Tensor::<2, Int>::from_data(ids, &weight.device().inner());
         let options = EmbeddingOptions {
             first: None,
-            main_grad: self.main_grad(),
+            main_grad,
         };
-        embedding(self.replica.value(&self.weight), ids, options)
+        embedding(weight, ids, options)
     }
 
     /// The main gradient; `None` if the gradient is summed over ranks first.

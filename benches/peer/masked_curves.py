@@ -47,7 +47,9 @@ class Bert:
 
     def forward(self, model, rows):
         """Logits, labels with -100 where none counts, and a loss of the rows to add to the mean over labels."""
-        found = model(input_ids=rows["text"], attention_mask=rows["padding_mask"], token_type_ids=rows["types"])
+        # A random token may be [PAD]. Megatron-LM excludes it from attention; megaburn, and Google's BERT, do not.
+        mask = rows["padding_mask"].flip(1).cummax(1).values.flip(1)
+        found = model(input_ids=rows["text"], attention_mask=mask, token_type_ids=rows["types"])
         labels = rows["labels"].where(rows["loss_mask"] == 1, -100)
         return found.prediction_logits, labels, F.cross_entropy(found.seq_relationship_logits, rows["is_random"])
 

@@ -8,6 +8,9 @@ impl PackedRow {
     /// A sample of masked sentences, padded to `len` tokens. The padding is a document of its own,
     /// so that tokens do not attend to it. Unless the sample `counts`, its labels are excluded from
     /// the losses.
+    ///
+    /// A masked token can become `[PAD]` by chance. The tokens attend to it, because the row's text
+    /// ends after the last token that is no padding; Megatron-LM excludes it from attention.
     pub(super) fn masked(sample: &BertSample, len: usize, counts: bool) -> Self {
         let is_text = |is: &bool| *is;
         let held = sample.padding_mask.iter().rposition(is_text);
@@ -81,6 +84,18 @@ mod tests {
         let encoded = row.encoded.unwrap();
         assert_eq!(encoded.types, [0, 0, 1, 1, 0, 0, 0, 0]);
         assert_eq!(encoded.order, 1);
+    }
+
+    #[test]
+    fn padding_that_a_masked_token_became_is_attended_to() {
+        let hole = BertSample {
+            padding_mask: vec![true, false, true, true, false, false],
+            text: vec![2, 0, 7, 3, 0, 0],
+            ..sample()
+        };
+        let row = PackedRow::masked(&hole, 6, true);
+        assert_eq!((row.bounds.as_slice(), row.lens[0]), (&[0, 4, 6][..], 4));
+        assert_eq!(row.labels[1], 9);
     }
 
     #[test]

@@ -43,7 +43,10 @@ class Bert:
         return transformers.BertForPreTraining(config)
 
     def load(self, folder):
-        return transformers.BertForPreTraining.from_pretrained(folder, dtype=torch.float32)
+        model = transformers.BertForPreTraining.from_pretrained(folder, dtype=torch.float32)
+        # Of a random [PAD] the embedding is trained too, as of other words.
+        model.bert.embeddings.word_embeddings.padding_idx = None
+        return model
 
     def forward(self, model, rows):
         """Logits, labels with -100 where none counts, and a loss of the rows to add to the mean over labels."""

@@ -25,7 +25,8 @@ pub(crate) trait GradAccumFusion: GemmOps {
     ) -> Tensor<2>;
 }
 
-fn plus(sum: Option<Tensor<2>>, term: Tensor<2>) -> Tensor<2> {
+/// `sum + term` in f32.
+pub(crate) fn plus(sum: Option<Tensor<2>>, term: Tensor<2>) -> Tensor<2> {
     let term = term.cast(DType::F32);
     match sum {
         Some(sum) => sum + term,

@@ -53,6 +53,7 @@ mod linear;
 mod moe;
 mod norms;
 mod optimizer;
+mod quantized;
 mod repeat;
 mod rope;
 mod softmax;
@@ -92,6 +93,10 @@ pub use norms::{NormGrads, NormOptions};
 pub use optimizer::{
     AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, adamw_all, adamw_scaled,
     bf16_out_slice, lion, lion_scaled, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
+};
+pub use quantized::{
+    AmaxHistory, AmaxReduction, AmaxSource, LinearQuantization, MatrixRole, QuantizationRecipe,
+    Scale, Scaling, SmallFloat, SummedDim, quantized_linear, quantized_numbers,
 };
 pub use repeat::repeat_heads;
 pub use rope::{

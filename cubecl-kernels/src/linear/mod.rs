@@ -37,6 +37,24 @@ pub fn linear<const D: usize>(
     bias: Option<Tensor<1>>,
     options: LinearOptions,
 ) -> Tensor<D> {
+    check("linear", &x, &weight, bias.as_ref(), &options);
+    let x = x.into_dispatch();
+    let weight = weight.into_dispatch();
+    match bias {
+        Some(bias) => fused(Linear(options), [x, weight, bias.into_dispatch()]),
+        None => fused(Linear(options), [x, weight]),
+    }
+}
+
+/// Panics unless the operands of `op` fit each other, and tells the main gradient that its weight
+/// is read.
+pub(crate) fn check<const D: usize>(
+    op: &str,
+    x: &Tensor<D>,
+    weight: &Tensor<2>,
+    bias: Option<&Tensor<1>>,
+    options: &LinearOptions,
+) {
     let [rows, cols] = weight.dims();
     let [inputs, outputs] = if options.out_in {
         [cols, rows]
@@ -44,36 +62,30 @@ pub fn linear<const D: usize>(
         [rows, cols]
     };
     let dims = x.dims();
-    let bias_len = bias.as_ref().map_or(outputs, |bias| bias.dims()[0]);
+    let bias_len = bias.map_or(outputs, |bias| bias.dims()[0]);
     assert!(
         dims[D - 1] == inputs && bias_len == outputs && inputs > 0,
-        "linear: x {dims:?}, a weight from {inputs} to {outputs} features and a bias of \
+        "{op}: x {dims:?}, a weight from {inputs} to {outputs} features and a bias of \
         {bias_len} do not match",
     );
-    let operands = [float("x", &x), float("the weight", &weight)];
-    let bias_too = bias.as_ref().map(|bias| float("the bias", bias));
-    arg_check::check("linear", operands.into_iter().chain(bias_too));
+    let operands = [float("x", x), float("the weight", weight)];
+    let bias_too = bias.map(|bias| float("the bias", bias));
+    arg_check::check(op, operands.into_iter().chain(bias_too));
     let dtypes = [
         x.dtype(),
         weight.dtype(),
-        bias.as_ref().map_or(x.dtype(), Tensor::dtype),
+        bias.map_or(x.dtype(), Tensor::dtype),
     ];
     assert!(
         dtypes.iter().all(|&dtype| dtype == dtypes[0]),
-        "linear: x, weight and bias are {}: cast them to the same dtype",
+        "{op}: x, weight and bias are {}: cast them to the same dtype",
         dtypes.map(|dtype| dtype.name()).join(", ")
     );
     if let Some(main_grad) = &options.main_grad {
-        main_grad.check("linear", [rows, cols]);
+        main_grad.check(op, [rows, cols]);
         main_grad.notify_use();
     }
     if let Some(bias_grad) = options.bias_grad.as_ref().filter(|_| bias.is_some()) {
-        bias_grad.check("linear", [1, outputs]);
-    }
-    let x = x.into_dispatch();
-    let weight = weight.into_dispatch();
-    match bias {
-        Some(bias) => fused(Linear(options), [x, weight, bias.into_dispatch()]),
-        None => fused(Linear(options), [x, weight]),
+        bias_grad.check(op, [1, outputs]);
     }
 }

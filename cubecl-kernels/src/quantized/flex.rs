@@ -1,0 +1,104 @@
+//! Quantised products on the CPU, with the numbers that GPUs compute with.
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::{FloatDType, Tensor, TensorData};
+use megaburn_autograd::IntoPrimitive;
+use megaburn_autograd::backend_ops::cast;
+
+use super::ops::{Quantization, Quantized, QuantizedOps};
+use super::recipe::SummedDim;
+use super::scale::{Scale, largest_magnitude};
+use crate::gemm_ops::swapped;
+use crate::gradient_accumulation_fusion::plus;
+
+impl QuantizedOps for Flex {
+    /// The numbers that the elements stand for, in f32.
+    type Operand = FloatTensor<Self>;
+
+    fn largest_magnitude(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let device = Self::wrap::<2>(x.clone()).device();
+        let amax = largest_magnitude(elements(x));
+        Self::unwrap(Tensor::<1>::from_floats([amax], &device))
+    }
+
+    fn quantize_matrix(
+        x: FloatTensor<Self>,
+        amax: Option<FloatTensor<Self>>,
+        how: Quantization,
+    ) -> Quantized<FloatTensor<Self>> {
+        let amax = amax.map(|amax| largest_magnitude(elements(amax)));
+        let along = |summed| quantized(x.clone(), amax, how, summed);
+        Quantized {
+            rows: how.rows.then(|| swapped::<Self>(along(SummedDim::Rows))),
+            cols: how.cols.then(|| along(SummedDim::Cols)),
+        }
+    }
+
+    fn numbers_of(operand: FloatTensor<Self>) -> FloatTensor<Self> {
+        operand
+    }
+
+    fn quantized_product(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        cast::<Self>(Self::float_matmul(a, swapped::<Self>(b)), dtype)
+    }
+
+    fn add_quantized_product(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        sum: Option<Tensor<2>>,
+        _: Option<Tensor<2>>,
+    ) -> Tensor<2> {
+        let product = Self::quantized_product(a, b, FloatDType::F32);
+        plus(sum, Self::wrap(product))
+    }
+}
+
+/// All elements, in f32.
+fn elements(x: FloatTensor<Flex>) -> Vec<f32> {
+    let x = cast::<Flex>(x, FloatDType::F32);
+    let rank_one = Flex::float_reshape(x.clone(), [x.shape().num_elements()].into());
+    let data = Flex::wrap::<1>(rank_one).into_data();
+    data.try_into_vec().expect("the elements are f32")
+}
+
+/// The numbers that the elements of `x` stand for after they were quantised.
+fn quantized(
+    x: FloatTensor<Flex>,
+    amax: Option<f32>,
+    how: Quantization,
+    summed: SummedDim,
+) -> FloatTensor<Flex> {
+    let [rows, cols] = [x.shape()[0], x.shape()[1]];
+    let device = Flex::wrap::<2>(x.clone()).device();
+    let mut all = elements(x);
+    let Quantization { recipe, role, .. } = how;
+    let format = recipe.format(role);
+    let [tall, wide] = recipe.block(role, summed);
+    let [tall, wide] = [tall.min(rows), wide.min(cols)];
+    for first in (0..rows).step_by(tall.max(1)) {
+        for left in (0..cols).step_by(wide.max(1)) {
+            let last = (first + tall).min(rows);
+            let right = (left + wide).min(cols);
+            let amax = amax.unwrap_or_else(|| {
+                let rows = (first..last).map(|row| &all[row * cols + left..row * cols + right]);
+                largest_magnitude(rows.flatten().copied())
+            });
+            let scale = Scale::new(&recipe, format, amax);
+            for row in first..last {
+                for x in &mut all[row * cols + left..row * cols + right] {
+                    *x = scale.quantized(format, *x);
+                }
+            }
+        }
+    }
+    Flex::unwrap(Tensor::<2>::from_data(
+        TensorData::new(all, [rows, cols]),
+        &device,
+    ))
+}

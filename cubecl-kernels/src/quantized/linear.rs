@@ -1,0 +1,204 @@
+//! The linear map whose three products multiply quantised matrices.
+//!
+//! `y = q(x) q(w)`, `dx = q(dy) q(w)ᵀ` and `dw = q(x)ᵀ q(dy)`, where q quantises along the
+//! dimension that the product sums over. The rounding itself has the gradient 1.
+
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::Shape;
+use megaburn_autograd::backend_ops::{cast, row, rows};
+use megaburn_autograd::{
+    FusedOp, InputGrads, LinearPass, MainGrad, RecomputeFn, SavedInput, optional, read_weight,
+    run_or_defer,
+};
+
+use super::amax::AmaxSource;
+use super::ops::{Quantization, Quantized, QuantizedOps};
+use super::options::LinearQuantization;
+use super::recipe::{MatrixRole, SummedDim};
+use crate::LinearOptions;
+use crate::bias::{ColumnSum, bias_gradient};
+use crate::gemm_ops::swapped;
+
+/// The inputs are those of [`linear`](crate::linear).
+#[derive(Debug)]
+pub(super) struct QuantizedLinear {
+    pub(super) options: LinearOptions,
+    pub(super) quantization: LinearQuantization,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Saved<T, Q> {
+    shape: Shape,
+    x: SavedOperand<T, Q>,
+    w: T,
+    options: LinearOptions,
+    quantization: LinearQuantization,
+}
+
+/// The input as an operand of the weight's gradient.
+#[derive(Clone, Debug)]
+enum SavedOperand<T, Q> {
+    Quantized(Q),
+    /// The input is recomputed, and quantised from the largest magnitude that it had.
+    Again {
+        x: SavedInput<T>,
+        amax: Option<T>,
+    },
+}
+
+impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLinear {
+    type Saved = Saved<FloatTensor<B>, B::Operand>;
+
+    fn forward(self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved) {
+        let Self {
+            mut options,
+            quantization,
+        } = self;
+        let ([x, w], [bias]) = optional(inputs);
+        let shape = x.shape();
+        let dtype = x.dtype();
+        let amax = quantization.amax::<B>(MatrixRole::Input, rows::<B>(x.clone()));
+        let again: Option<RecomputeFn> = options.again.take();
+        let how = Quantization {
+            rows: again.is_none(),
+            ..quantization.of(MatrixRole::Input, SummedDim::Cols)
+        };
+        let operands = B::quantize_matrix(rows::<B>(x.clone()), amax.clone(), how);
+        let weight = read_weight::<B>(w.clone(), options.main_grad.as_ref(), LinearPass::Forward);
+        let weight = quantization.weight::<B>(weight, options.out_in, SummedDim::Rows);
+        let y = B::quantized_product(operand(operands.cols), weight, dtype.into());
+        let y = match bias {
+            Some(bias) => B::float_add(y, row::<B>(bias, dtype.into())),
+            None => y,
+        };
+        let mut of_y = shape.clone();
+        of_y[shape.num_dims() - 1] = y.shape()[1];
+        let x = match operands.rows {
+            Some(operand) => SavedOperand::Quantized(operand),
+            None => SavedOperand::Again {
+                x: SavedInput::new(x, again),
+                amax,
+            },
+        };
+        let saved = Saved {
+            shape,
+            x,
+            w,
+            options,
+            quantization,
+        };
+        (B::float_reshape(y, of_y), saved)
+    }
+
+    fn backward(saved: Self::Saved, dy: FloatTensor<B>, mut grads: InputGrads<'_, B>) {
+        let Saved {
+            shape,
+            x,
+            w,
+            options,
+            quantization,
+        } = saved;
+        let dtype = w.dtype();
+        let dy = cast::<B>(rows::<B>(dy), dtype.into());
+        let amax = quantization.amax::<B>(MatrixRole::Gradient, dy.clone());
+        let how = Quantization {
+            rows: grads.wants(1),
+            cols: grads.wants(0),
+            ..quantization.of(MatrixRole::Gradient, SummedDim::Cols)
+        };
+        let Quantized {
+            rows: dy_rows,
+            cols: dy_cols,
+        } = B::quantize_matrix(dy.clone(), amax, how);
+        if let Some(dy) = dy_cols {
+            let w = read_weight::<B>(w, options.main_grad.as_ref(), LinearPass::Backward);
+            let w = quantization.weight::<B>(w, options.out_in, SummedDim::Cols);
+            let dx = B::quantized_product(dy, w, dtype.into());
+            grads.register(0, B::float_reshape(dx, shape));
+        }
+        if let Some(dy) = dy_rows {
+            let out_in = options.out_in;
+            let operands = move || {
+                let x = x.operand::<B>(&quantization);
+                if out_in { (dy, x) } else { (x, dy) }
+            };
+            match options.main_grad.filter(MainGrad::is_attached) {
+                Some(main_grad) => run_or_defer(move || {
+                    let (a, b) = operands();
+                    main_grad.update(|sum, room| B::add_quantized_product(a, b, sum, room()));
+                }),
+                None => {
+                    let (a, b) = operands();
+                    grads.register(1, B::quantized_product(a, b, dtype.into()));
+                }
+            }
+        }
+        if grads.wants(2)
+            && let Some(gradient) = bias_gradient::<B>(dy, dtype, options.bias_grad.as_ref())
+        {
+            grads.register(2, gradient);
+        }
+    }
+}
+
+impl<T: TensorMetadata, Q> SavedOperand<T, Q> {
+    /// `q(x)`, `[in, t]`.
+    fn operand<B>(self, quantization: &LinearQuantization) -> Q
+    where
+        B: QuantizedOps<FloatTensorPrimitive = T, Operand = Q>,
+    {
+        match self {
+            Self::Quantized(operand) => operand,
+            Self::Again { x, amax } => {
+                let how = quantization.of(MatrixRole::Input, SummedDim::Rows);
+                operand(B::quantize_matrix(x.rows::<B>(), amax, how).rows)
+            }
+        }
+    }
+}
+
+impl LinearQuantization {
+    /// How a matrix is quantised for the product that sums over `summed`.
+    fn of(&self, role: MatrixRole, summed: SummedDim) -> Quantization {
+        Quantization {
+            recipe: self.recipe,
+            role,
+            rows: summed == SummedDim::Rows,
+            cols: summed == SummedDim::Cols,
+        }
+    }
+
+    /// The largest magnitude that the scale of a matrix is derived from, if the recipe needs it.
+    fn amax<B: QuantizedOps>(&self, role: MatrixRole, x: FloatTensor<B>) -> Option<FloatTensor<B>> {
+        let source: &AmaxSource = match role {
+            MatrixRole::Input => &self.input,
+            MatrixRole::Weight => &self.weight,
+            MatrixRole::Gradient => &self.gradient,
+        };
+        let needs_amax = self.recipe.needs_amax();
+        needs_amax.then(|| source.of::<B>(x, B::largest_magnitude))
+    }
+
+    /// `q(w)` of `w: [in, out]`, or `[out, in]` with `out_in`, for the product that sums over a
+    /// dimension of `[in, out]`.
+    fn weight<B: QuantizedOps>(
+        &self,
+        w: FloatTensor<B>,
+        out_in: bool,
+        summed: SummedDim,
+    ) -> B::Operand {
+        let w = if out_in { swapped::<B>(w) } else { w };
+        let amax = self.amax::<B>(MatrixRole::Weight, w.clone());
+        let found = B::quantize_matrix(w, amax, self.of(MatrixRole::Weight, summed));
+        operand(match summed {
+            SummedDim::Rows => found.rows,
+            SummedDim::Cols => found.cols,
+        })
+    }
+}
+
+/// An operand that was asked for.
+fn operand<T>(found: Option<T>) -> T {
+    found.expect("the backend quantises for all products that it is asked for")
+}

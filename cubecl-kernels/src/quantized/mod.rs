@@ -1,0 +1,106 @@
+//! Linear maps of quantised matrices: FP8 and the emulated formats of newer GPUs.
+
+mod amax;
+mod flex;
+mod format;
+mod linear;
+mod ops;
+mod options;
+mod recipe;
+mod scale;
+#[cfg(test)]
+mod tests;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::tensor::Tensor;
+use megaburn_autograd::{fused, on_every_backend};
+
+pub use amax::{AmaxHistory, AmaxReduction, AmaxSource};
+pub use format::SmallFloat;
+pub use options::LinearQuantization;
+pub use recipe::{MatrixRole, QuantizationRecipe, Scaling, SummedDim};
+pub use scale::Scale;
+
+use crate::LinearOptions;
+use linear::QuantizedLinear;
+use ops::{Quantization, QuantizedOps};
+
+/// [`linear`](crate::linear) whose three products multiply quantised matrices: `y = q(x) q(w)`,
+/// `dx = q(dy) q(w)ᵀ` and `dw = q(x)ᵀ q(dy)`. The bias is added to the result as it is.
+///
+/// The formats and scales are those of [`LinearQuantization::recipe`]; a matrix is quantised along
+/// the dimension that its product sums over. Sums are in f32. On CPUs the products are those of the
+/// numbers that the quantised elements stand for, so that both give the same result up to the order
+/// of sums. A matrix with an element that is not finite gives a result of NaN.
+///
+/// # Shapes
+/// - `x`: `[.., in]`
+/// - `weight`: `[in, out]`, or `[out, in]` with [`LinearOptions::out_in`]; `bias`: `[out]`
+/// - result: `[.., out]`
+///
+/// # Panics
+/// As [`linear`](crate::linear).
+///
+/// # Collective
+/// Where [`AmaxSource::Current`] has a reduction, it is called once for each matrix in each pass.
+pub fn quantized_linear<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    options: LinearOptions,
+    quantization: LinearQuantization,
+) -> Tensor<D> {
+    crate::linear::check("quantized_linear", &x, &weight, bias.as_ref(), &options);
+    let op = QuantizedLinear {
+        options,
+        quantization,
+    };
+    let x = x.into_dispatch();
+    let weight = weight.into_dispatch();
+    match bias {
+        Some(bias) => fused(op, [x, weight, bias.into_dispatch()]),
+        None => fused(op, [x, weight]),
+    }
+}
+
+/// The numbers, in f32, that the elements of a matrix stand for when a linear layer quantises it
+/// by its own largest magnitude, for a product that sums over a dimension.
+///
+/// # Shapes
+/// - `x`: `[rows, cols]`, without autodiff; the result too
+pub fn quantized_numbers(
+    x: Tensor<2>,
+    recipe: QuantizationRecipe,
+    role: MatrixRole,
+    summed: SummedDim,
+) -> Tensor<2> {
+    let how = Quantization {
+        recipe,
+        role,
+        rows: summed == SummedDim::Rows,
+        cols: summed == SummedDim::Cols,
+    };
+    Tensor::from_dispatch(<Dispatch as QuantizedNumbers>::numbers(
+        x.into_dispatch(),
+        how,
+    ))
+}
+
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
+trait QuantizedNumbers: Backend {
+    fn numbers(x: FloatTensor<Self>, how: Quantization) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl QuantizedNumbers {
+        fn numbers(x: FloatTensor<Self>, how: Quantization) -> FloatTensor<Self> {
+            let needs_amax = how.recipe.needs_amax();
+            let amax = needs_amax.then(|| Self::largest_magnitude(x.clone()));
+            let found = Self::quantize_matrix(x, amax, how);
+            let rows = found.rows.map(|of| crate::gemm_ops::swapped::<Self>(Self::numbers_of(of)));
+            let found = rows.or_else(|| found.cols.map(Self::numbers_of));
+            found.expect("one dimension is summed over")
+        }
+    }
+}

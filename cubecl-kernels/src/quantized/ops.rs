@@ -1,0 +1,73 @@
+//! What a backend has to provide for quantised products.
+
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{FloatDType, Tensor};
+use megaburn_autograd::IntoPrimitive;
+
+use super::recipe::{MatrixRole, QuantizationRecipe};
+use crate::gradient_accumulation_fusion::GradAccumFusion;
+
+/// How a matrix is quantised, and for which products.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Quantization {
+    pub(crate) recipe: QuantizationRecipe,
+    pub(crate) role: MatrixRole,
+    /// Whether a product will sum over the rows.
+    pub(crate) rows: bool,
+    /// Whether a product will sum over the columns.
+    pub(crate) cols: bool,
+}
+
+/// A quantised matrix `[r, c]` as an operand of products.
+#[derive(Clone, Debug)]
+pub(crate) struct Quantized<T> {
+    /// For products that sum over the rows: `[c, r]`.
+    pub(crate) rows: Option<T>,
+    /// For products that sum over the columns: `[r, c]`.
+    pub(crate) cols: Option<T>,
+}
+
+/// Quantisation and products of a backend.
+pub(crate) trait QuantizedOps: GradAccumFusion + IntoPrimitive {
+    /// A quantised matrix with the dimension that a product sums over last.
+    type Operand: Clone + std::fmt::Debug + Send + Sync + 'static;
+
+    /// The largest magnitude of `x`, `[1]` in f32; NaN if an element is NaN.
+    fn largest_magnitude(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// Quantises a matrix.
+    ///
+    /// # Shapes
+    /// `x: [r, c]`; `amax: [1]` in f32, given if the recipe
+    /// [needs it](QuantizationRecipe::needs_amax)
+    fn quantize_matrix(
+        x: FloatTensor<Self>,
+        amax: Option<FloatTensor<Self>>,
+        how: Quantization,
+    ) -> Quantized<Self::Operand>;
+
+    /// The numbers that the elements of an operand stand for, in f32.
+    fn numbers_of(operand: Self::Operand) -> FloatTensor<Self>;
+
+    /// `a bᵀ`, summed in f32.
+    ///
+    /// # Shapes
+    /// `a: [m, k]`, `b: [n, k]`, result: `[m, n]`
+    fn quantized_product(
+        a: Self::Operand,
+        b: Self::Operand,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self>;
+
+    /// `sum + a bᵀ` in f32; without `sum` it is `a bᵀ`, which may then be written to `room`. `sum`
+    /// and `room` may be written in place.
+    ///
+    /// # Shapes
+    /// `a: [m, k]`, `b: [n, k]`; `sum`, `room` and the result are `[m, n]`
+    fn add_quantized_product(
+        a: Self::Operand,
+        b: Self::Operand,
+        sum: Option<Tensor<2>>,
+        room: Option<Tensor<2>>,
+    ) -> Tensor<2>;
+}

@@ -1,0 +1,27 @@
+use super::amax::AmaxSource;
+use super::recipe::QuantizationRecipe;
+
+/// How [`quantized_linear`](crate::quantized_linear) quantises its matrices.
+#[derive(Clone, Debug)]
+pub struct LinearQuantization {
+    /// The formats, and what shares a scale.
+    pub recipe: QuantizationRecipe,
+    /// The largest magnitude of the input.
+    pub input: AmaxSource,
+    /// The largest magnitude of the weight.
+    pub weight: AmaxSource,
+    /// The largest magnitude of the result's gradient.
+    pub gradient: AmaxSource,
+}
+
+impl LinearQuantization {
+    /// Quantises matrices that no other rank has a part of, each by its own largest magnitude.
+    pub fn new(recipe: QuantizationRecipe) -> Self {
+        Self {
+            recipe,
+            input: AmaxSource::default(),
+            weight: AmaxSource::default(),
+            gradient: AmaxSource::default(),
+        }
+    }
+}

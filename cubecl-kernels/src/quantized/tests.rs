@@ -1,0 +1,198 @@
+//! [`quantized_linear`] against its definition.
+
+use burn::tensor::{DType, Tensor};
+use megaburn_autograd::testing::{assert_close, constant, leaf, normal, values};
+use megaburn_autograd::{MainGrad, RecomputeFn};
+use rstest::rstest;
+
+use super::*;
+
+fn recipe(scaling: Scaling, gradients: SmallFloat) -> QuantizationRecipe {
+    QuantizationRecipe {
+        scaling,
+        forward: SmallFloat::E4m3,
+        gradients,
+        power_of_two_scales: false,
+    }
+}
+
+/// The numbers that a block of elements stands for: each is the nearest of all numbers of the
+/// format times the block's scale, the one with an even code of two.
+fn block(elements: &[f64], scaling: Scaling, format: SmallFloat) -> Vec<f64> {
+    let number = |code: u8| match format {
+        SmallFloat::E5m2 => float8::F8E5M2::from_bits(code).to_f64(),
+        _ => float8::F8E4M3::from_bits(code).to_f64(),
+    };
+    let codes: Vec<u8> = (0..=255).filter(|code| number(*code).is_finite()).collect();
+    let amax = elements.iter().fold(0.0f64, |most, x| most.max(x.abs())) as f32;
+    let factor = match scaling {
+        Scaling::Microscaling => (format.largest() / amax).log2().floor().exp2(),
+        _ => format.largest() / amax,
+    };
+    let nearest = |x: &f64| {
+        let scaled = f64::from(*x as f32 * factor);
+        let distance = |code: &u8| ((number(*code) - scaled).abs(), code % 2);
+        let is_nearer = |a: &&u8, b: &&u8| {
+            let [a, b] = [distance(a), distance(b)];
+            a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
+        };
+        number(*codes.iter().min_by(is_nearer).unwrap()) / f64::from(factor)
+    };
+    elements.iter().map(nearest).collect()
+}
+
+/// q(x) by its definition.
+fn by_definition(
+    x: Tensor<2>,
+    recipe: QuantizationRecipe,
+    role: MatrixRole,
+    summed: SummedDim,
+) -> Tensor<2> {
+    let [rows, cols] = x.dims();
+    let from = values(x.clone());
+    let mut to = vec![f64::NAN; from.len()];
+    let block_of = |index: usize| {
+        let [row, col] = [index / cols, index % cols];
+        let [tall, wide] = match (recipe.scaling, role, summed) {
+            (Scaling::Tensor, ..) => [rows, cols],
+            (Scaling::Blocks, MatrixRole::Weight, _) => [128, 128],
+            (Scaling::Blocks, _, SummedDim::Rows) => [128, 1],
+            (Scaling::Blocks, _, SummedDim::Cols) => [1, 128],
+            (Scaling::Microscaling, _, SummedDim::Rows) => [32, 1],
+            (Scaling::Microscaling, _, SummedDim::Cols) => [1, 32],
+        };
+        [row / tall, col / wide]
+    };
+    let mut blocks: Vec<_> = (0..from.len()).map(block_of).collect();
+    blocks.sort();
+    blocks.dedup();
+    for of in blocks {
+        let members: Vec<_> = (0..from.len()).filter(|i| block_of(*i) == of).collect();
+        let elements: Vec<_> = members.iter().map(|i| from[*i]).collect();
+        let found = block(&elements, recipe.scaling, recipe.format(role));
+        members.into_iter().zip(found).for_each(|(i, x)| to[i] = x);
+    }
+    let to: Vec<_> = to.into_iter().map(|x| x as f32).collect();
+    Tensor::from_data(burn::tensor::TensorData::new(to, [rows, cols]), &x.device())
+}
+
+const SCALINGS: [Scaling; 3] = [Scaling::Tensor, Scaling::Blocks, Scaling::Microscaling];
+
+#[rstest]
+fn numbers_are_the_nearest_of_their_block(
+    #[values([1, 1], [33, 130], [140, 45])] shape: [usize; 2],
+    #[values(MatrixRole::Input, MatrixRole::Weight, MatrixRole::Gradient)] role: MatrixRole,
+    #[values(SummedDim::Rows, SummedDim::Cols)] summed: SummedDim,
+) {
+    for scaling in SCALINGS {
+        let recipe = recipe(scaling, SmallFloat::E5m2);
+        let x = constant(shape).inner() * 3.0;
+        let found = quantized_numbers(x.clone(), recipe, role, summed);
+        assert_close(found, by_definition(x, recipe, role, summed), 1e-6);
+    }
+}
+
+#[rstest]
+fn the_products_are_those_of_quantised_matrices(
+    #[values([3, 2, 40, 24], [7, 19, 131, 9])] sizes: [usize; 4],
+    #[values(false, true)] out_in: bool,
+    #[values(SmallFloat::E4m3, SmallFloat::E5m2)] gradients: SmallFloat,
+    #[values(false, true)] attached: bool,
+    #[values((DType::F32, 2e-6), (DType::BF16, 1e-2))] (dtype, tolerance): (DType, f64),
+) {
+    let [s, b, inputs, outputs] = sizes;
+    for scaling in SCALINGS {
+        let recipe = recipe(scaling, gradients);
+        let x = leaf(normal([s, b, inputs]).cast(dtype));
+        let w = normal([inputs, outputs]).cast(dtype);
+        let w = leaf(if out_in { w.transpose() } else { w });
+        let bias = leaf(normal([outputs]).cast(dtype));
+        let main_grad = MainGrad::default();
+        if attached {
+            main_grad.attach();
+        }
+        let again = attached.then(|| {
+            let x = x.clone().inner();
+            RecomputeFn::new(move || x.clone())
+        });
+        let options = LinearOptions {
+            out_in,
+            main_grad: Some(main_grad.clone()),
+            again,
+            ..Default::default()
+        };
+        let quantization = LinearQuantization::new(recipe);
+        let y = quantized_linear(
+            x.clone(),
+            w.clone(),
+            Some(bias.clone()),
+            options,
+            quantization,
+        );
+        let dy = constant([s, b, outputs]).cast(dtype);
+        let grads = (y.clone() * dy.clone()).sum().backward();
+
+        use MatrixRole::{Gradient, Input, Weight};
+        use SummedDim::{Cols, Rows};
+        let q = |x: Tensor<2>, role, summed| by_definition(x, recipe, role, summed);
+        let wide = |x: Tensor<2>| x.cast(DType::F32);
+        let x2 = wide(x.clone().inner().reshape([s * b, inputs]));
+        let w2 = wide(w.clone().inner());
+        let w2 = if out_in { w2.transpose() } else { w2 };
+        let dy2 = wide(dy.inner().reshape([s * b, outputs]));
+        let expected = q(x2.clone(), Input, Cols).matmul(q(w2.clone(), Weight, Rows));
+        let expected = expected + wide(bias.clone().inner().unsqueeze());
+        let y = wide(y.inner().reshape([s * b, outputs]));
+        assert_close(y, expected, tolerance);
+        let dx = q(dy2.clone(), Gradient, Cols).matmul(q(w2, Weight, Cols).transpose());
+        let found = x.grad(&grads).unwrap().reshape([s * b, inputs]);
+        assert_close(wide(found), dx, tolerance);
+        let dw = q(x2, Input, Rows)
+            .transpose()
+            .matmul(q(dy2.clone(), Gradient, Rows));
+        let found = main_grad.take().or_else(|| w.grad(&grads)).unwrap();
+        let found = wide(if out_in { found.transpose() } else { found });
+        assert_close(found, dw, tolerance);
+        let found = bias.grad(&grads).unwrap().cast(DType::F32);
+        assert_close(found, dy2.sum_dim(0).squeeze(), tolerance);
+    }
+}
+
+#[test]
+fn what_is_not_finite_is_not_lost() {
+    for scaling in SCALINGS {
+        for broken in [f32::INFINITY, f32::NAN] {
+            let x = constant([4, 32]).inner();
+            let hole = Tensor::full([1, 1], broken, &x.device());
+            let x = x.slice_assign([2..3, 5..6], hole);
+            let recipe = recipe(scaling, SmallFloat::E5m2);
+            let w = constant([32, 8]).inner();
+            let quantization = LinearQuantization::new(recipe);
+            let y = quantized_linear(x, w, None, LinearOptions::default(), quantization);
+            let row = values(y.narrow(0, 2, 1));
+            assert!(row.iter().all(|y| y.is_nan()), "{scaling:?}");
+        }
+    }
+}
+
+/// Parts of a matrix on several ranks are quantised as one by a reduction that has the largest.
+#[test]
+fn a_reduction_changes_the_scale() {
+    let recipe = recipe(Scaling::Tensor, SmallFloat::E5m2);
+    let [x, w] = [constant([5, 16]).inner(), constant([16, 8]).inner()];
+    let whole = Tensor::cat(vec![x.clone(), x.clone() * 3.7], 0);
+    let linear = |x, input| {
+        let quantization = LinearQuantization {
+            input,
+            ..LinearQuantization::new(recipe)
+        };
+        quantized_linear(x, w.clone(), None, LinearOptions::default(), quantization)
+    };
+    let expected = linear(whole.clone(), AmaxSource::default()).narrow(0, 0, 5);
+    let of_whole = whole.abs().max();
+    let reduction = AmaxReduction::new(move |own| own.max_pair(of_whole.clone()));
+    let found = linear(x.clone(), AmaxSource::Current(Some(reduction)));
+    assert_close(found.clone(), expected, 1e-6);
+    let alone = values(linear(x, AmaxSource::default()));
+    assert_ne!(alone, values(found));
+}

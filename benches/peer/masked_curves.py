@@ -218,8 +218,8 @@ def main():
     vocab = write_corpus(args.data, args.out)
     call(args, args.out / "megaburn.log", "data", "preprocess", args.out / "text.jsonl", "--tokenizer", args.out / "vocab.txt", "--split-sentences", "--out", args.out / "text")
     torch.manual_seed(args.seed)
-    model = kind.draw(vocab)
-    model.save_pretrained(args.out / "model")
+    kind.draw(vocab).save_pretrained(args.out / "model")
+    model = kind.load(args.out / "model")
     train, valid = samples(args.model, args.out, vocab, args.seed, SPLIT, SEQ_LEN, DECODER_SEQ_LEN, args.steps * BATCH)
     special = torch.tensor([vocab[token] for token in ("[EOS]", *SENTINELS)])
     curves, found = {}, {}

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
 use megaburn_autograd::backend_ops::compute_dtype;
 
 use super::{
     checked,
     options::{AttentionOptions, Piece},
 };
+use crate::gemm_ops::{ProductOptions, multiply_with};
 
 /// Scores that are computed at a time.
 const MAX_SCORES: usize = 1 << 25;
@@ -17,7 +18,7 @@ const MAX_SCORES: usize = 1 << 25;
 /// before soft caps and dropout. A head whose queries see no key has minus infinity.
 ///
 /// It is composed of products of a block of queries with the keys that the block sees, on every
-/// device. A fused kernel of [`attention`](crate::attention) does not return this number, and its
+/// device, through cuBLASLt on CUDA. A fused kernel of [`attention`](crate::attention) does not return this number, and its
 /// log-sum-exp only bounds it, so this is a second product of queries and keys, in f32 (f64 for f64).
 /// The tensors must be without autodiff.
 ///
@@ -35,9 +36,9 @@ pub fn largest_scores(q: Tensor<4>, k: Tensor<4>, options: AttentionOptions) -> 
     let s_k = k.dims()[0];
     let dtype = compute_dtype(q.dtype());
     let scale = options.factor(d);
-    let q = q.cast(dtype) * scale;
-    let k = k.cast(dtype);
-    let mut largest: Tensor<1> = Tensor::full([hq], f32::NEG_INFINITY, (&q.device(), q.dtype()));
+    let mut largest: Tensor<1> =
+        Tensor::full([hq], f32::NEG_INFINITY, (&q.device(), DType::from(dtype)));
+    let product = ProductOptions::new(dtype).with_scale(scale);
     for piece in options.pieces(b, s_q, s_k) {
         let Piece {
             rows,
@@ -55,7 +56,7 @@ pub fn largest_scores(q: Tensor<4>, k: Tensor<4>, options: AttentionOptions) -> 
             let seen = options.visible_to_any(block.clone(), keys.len());
             let q = part(&q, &rows, &shifted(&block, queries.start));
             let k = part(&k, &rows, &shifted(&seen, keys.start));
-            let scores = largest_visible(products(q, k), &block, &seen, &options);
+            let scores = largest_visible(products(q, k, product), &block, &seen, &options);
             largest = largest.max_pair(scores);
         }
     }
@@ -75,13 +76,13 @@ fn part(x: &Tensor<4>, rows: &Range<usize>, of: &Range<usize>) -> Tensor<4> {
 
 /// The products of queries and keys, `[b, hq, s_q, s_k]`. The heads that share keys are rows of one
 /// product.
-fn products(q: Tensor<4>, k: Tensor<4>) -> Tensor<4> {
+fn products(q: Tensor<4>, k: Tensor<4>, options: ProductOptions) -> Tensor<4> {
     let [s_q, b, hq, d] = q.dims();
     let [s_k, _, hkv, _] = k.dims();
     let group = hq / hkv;
     let q = q.reshape([s_q, b, hkv, group, d]).permute([1, 2, 3, 0, 4]);
     let q: Tensor<4> = q.reshape([b, hkv, group * s_q, d]);
-    let scores = q.matmul(k.permute([1, 2, 3, 0]));
+    let scores = multiply_with(q, k.permute([1, 2, 3, 0]), options);
     scores.reshape([b, hq, s_q, s_k])
 }
 
@@ -112,8 +113,9 @@ fn largest_visible(
     if let Some(window) = options.window {
         hide(position.greater_equal(key + window.min(i32::MAX as usize) as i64));
     }
-    let by_head = scores.swap_dims(0, 1).reshape([hq as i32, -1]);
-    let largest: Tensor<2> = by_head.max_dim(1);
+    // Of each query first: a maximum over few long rows would leave most of a GPU idle.
+    let of_queries = scores.max_dim(3).swap_dims(0, 1).reshape([hq as i32, -1]);
+    let largest: Tensor<2> = of_queries.max_dim(1);
     largest.reshape([hq])
 }
 

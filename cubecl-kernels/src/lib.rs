@@ -95,8 +95,9 @@ pub use optimizer::{
     bf16_out_slice, lion, lion_scaled, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
 };
 pub use quantized::{
-    AmaxHistory, AmaxReduction, AmaxSource, LinearQuantization, MatrixRole, QuantizationRecipe,
-    Scale, Scaling, SmallFloat, SummedDim, quantized_linear, quantized_numbers,
+    AmaxHistory, AmaxReduction, AmaxSource, KeptWeight, LinearQuantization, MatrixRole,
+    QuantizationRecipe, Scale, Scaling, SmallFloat, SummedDim, UnchangedWeights, WeightSpan,
+    quantized_linear, quantized_numbers,
 };
 pub use repeat::repeat_heads;
 pub use rope::{

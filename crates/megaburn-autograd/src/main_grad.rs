@@ -114,6 +114,11 @@ impl MainGrad {
         self.lock().source = Some(Arc::new(source));
     }
 
+    /// Whether the weight has a source.
+    pub fn has_source(&self) -> bool {
+        self.lock().source.is_some()
+    }
+
     /// The weight from its source, if it has one.
     pub fn weight(&self, pass: LinearPass) -> Option<Tensor<2>> {
         let source = self.lock().source.clone();

@@ -65,8 +65,8 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
             ..quantization.of(MatrixRole::Input, SummedDim::Cols)
         };
         let operands = B::quantize_matrix(rows::<B>(x.clone()), amax.clone(), how);
-        let weight = read_weight::<B>(w.clone(), options.main_grad.as_ref(), LinearPass::Forward);
-        let weight = quantization.weight::<B>(weight, options.out_in, SummedDim::Rows);
+        let weight =
+            quantization.weight::<B>(w.clone(), &options, LinearPass::Forward, SummedDim::Rows);
         let y = B::quantized_product(operand(operands.cols), weight, dtype.into());
         let y = match bias {
             Some(bias) => B::float_add(y, row::<B>(bias, dtype.into())),
@@ -112,8 +112,7 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
             cols: dy_cols,
         } = B::quantize_matrix(dy.clone(), amax, how);
         if let Some(dy) = dy_cols {
-            let w = read_weight::<B>(w, options.main_grad.as_ref(), LinearPass::Backward);
-            let w = quantization.weight::<B>(w, options.out_in, SummedDim::Cols);
+            let w = quantization.weight::<B>(w, &options, LinearPass::Backward, SummedDim::Cols);
             let dx = B::quantized_product(dy, w, dtype.into());
             grads.register(0, B::float_reshape(dx, shape));
         }
@@ -180,17 +179,36 @@ impl LinearQuantization {
         needs_amax.then(|| source.of::<B>(x, B::largest_magnitude))
     }
 
-    /// `q(w)` of `w: [in, out]`, or `[out, in]` with `out_in`, for the product that sums over a
-    /// dimension of `[in, out]`.
+    /// `q(w)` for the product that sums over a dimension of `[in, out]`. `w` is `[in, out]`, or
+    /// `[out, in]` with `out_in`.
     fn weight<B: QuantizedOps>(
         &self,
         w: FloatTensor<B>,
-        out_in: bool,
+        options: &LinearOptions,
+        pass: LinearPass,
         summed: SummedDim,
     ) -> B::Operand {
-        let w = if out_in { swapped::<B>(w) } else { w };
-        let amax = self.amax::<B>(MatrixRole::Weight, w.clone());
-        let found = B::quantize_matrix(w, amax, self.of(MatrixRole::Weight, summed));
+        let main_grad = options.main_grad.as_ref();
+        let quantize = |how: Quantization| {
+            let w = read_weight::<B>(w.clone(), main_grad, pass);
+            let w = if options.out_in { swapped::<B>(w) } else { w };
+            let amax = self.amax::<B>(MatrixRole::Weight, w.clone());
+            B::quantize_matrix(w, amax, how)
+        };
+        let how = self.of(MatrixRole::Weight, summed);
+        // A weight that another rank holds is not kept here in another form.
+        let is_held = main_grad.is_none_or(|main_grad| !main_grad.has_source());
+        let kept = self.kept.as_ref().filter(|kept| is_held && kept.is_kept());
+        let found = match kept {
+            Some(kept) => kept.get(|| {
+                quantize(Quantization {
+                    rows: true,
+                    cols: true,
+                    ..how
+                })
+            }),
+            None => quantize(how),
+        };
         operand(match summed {
             SummedDim::Rows => found.rows,
             SummedDim::Cols => found.cols,

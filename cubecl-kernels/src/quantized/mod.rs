@@ -3,6 +3,7 @@
 mod amax;
 mod flex;
 mod format;
+mod kept;
 mod linear;
 mod ops;
 mod options;
@@ -18,6 +19,7 @@ use megaburn_autograd::{fused, on_every_backend};
 
 pub use amax::{AmaxHistory, AmaxReduction, AmaxSource};
 pub use format::SmallFloat;
+pub use kept::{KeptWeight, UnchangedWeights, WeightSpan};
 pub use options::LinearQuantization;
 pub use recipe::{MatrixRole, QuantizationRecipe, Scaling, SummedDim};
 pub use scale::Scale;

@@ -1,4 +1,5 @@
 use super::amax::AmaxSource;
+use super::kept::KeptWeight;
 use super::recipe::QuantizationRecipe;
 
 /// How [`quantized_linear`](crate::quantized_linear) quantises its matrices.
@@ -12,6 +13,8 @@ pub struct LinearQuantization {
     pub weight: AmaxSource,
     /// The largest magnitude of the result's gradient.
     pub gradient: AmaxSource,
+    /// Keeps the quantised weight while weights [do not change](crate::WeightSpan).
+    pub kept: Option<KeptWeight>,
 }
 
 impl LinearQuantization {
@@ -22,6 +25,7 @@ impl LinearQuantization {
             input: AmaxSource::default(),
             weight: AmaxSource::default(),
             gradient: AmaxSource::default(),
+            kept: None,
         }
     }
 }

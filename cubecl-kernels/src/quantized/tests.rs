@@ -1,5 +1,9 @@
 //! [`quantized_linear`] against its definition.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use burn::tensor::{DType, Tensor};
 use megaburn_autograd::testing::{assert_close, constant, leaf, normal, values};
 use megaburn_autograd::{MainGrad, RecomputeFn};
@@ -16,14 +20,22 @@ fn recipe(scaling: Scaling, gradients: SmallFloat) -> QuantizationRecipe {
     }
 }
 
-/// The numbers that a block of elements stands for: each is the nearest of all numbers of the
-/// format times the block's scale, the one with an even code of two.
-fn block(elements: &[f64], scaling: Scaling, format: SmallFloat) -> Vec<f64> {
+/// All numbers of a format in ascending order, and whether the code of each is even.
+fn numbers(format: SmallFloat) -> Vec<(f64, bool)> {
     let number = |code: u8| match format {
         SmallFloat::E5m2 => float8::F8E5M2::from_bits(code).to_f64(),
         _ => float8::F8E4M3::from_bits(code).to_f64(),
     };
-    let codes: Vec<u8> = (0..=255).filter(|code| number(*code).is_finite()).collect();
+    let all = (0..=255).map(|code| (number(code), code % 2 == 0));
+    let mut all: Vec<_> = all.filter(|(number, _)| number.is_finite()).collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    all
+}
+
+/// The numbers that a block of elements stands for: each is the nearest of all numbers of the
+/// format times the block's scale, the one with an even code of two.
+fn block(elements: &[f64], scaling: Scaling, format: SmallFloat) -> Vec<f64> {
+    let all = numbers(format);
     let amax = elements.iter().fold(0.0f64, |most, x| most.max(x.abs())) as f32;
     let factor = match scaling {
         Scaling::Microscaling => (format.largest() / amax).log2().floor().exp2(),
@@ -31,12 +43,14 @@ fn block(elements: &[f64], scaling: Scaling, format: SmallFloat) -> Vec<f64> {
     };
     let nearest = |x: &f64| {
         let scaled = f64::from(*x as f32 * factor);
-        let distance = |code: &u8| ((number(*code) - scaled).abs(), code % 2);
-        let is_nearer = |a: &&u8, b: &&u8| {
+        let above = all.partition_point(|(number, _)| *number < scaled);
+        let near = &all[above.saturating_sub(1)..(above + 1).min(all.len())];
+        let distance = |(number, is_even): &(f64, bool)| ((number - scaled).abs(), !is_even);
+        let is_nearer = |a: &&(f64, bool), b: &&(f64, bool)| {
             let [a, b] = [distance(a), distance(b)];
             a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
         };
-        number(*codes.iter().min_by(is_nearer).unwrap()) / f64::from(factor)
+        near.iter().min_by(is_nearer).unwrap().0 / f64::from(factor)
     };
     elements.iter().map(nearest).collect()
 }
@@ -63,11 +77,11 @@ fn by_definition(
         };
         [row / tall, col / wide]
     };
-    let mut blocks: Vec<_> = (0..from.len()).map(block_of).collect();
-    blocks.sort();
-    blocks.dedup();
-    for of in blocks {
-        let members: Vec<_> = (0..from.len()).filter(|i| block_of(*i) == of).collect();
+    let mut blocks = BTreeMap::<_, Vec<usize>>::new();
+    for index in 0..from.len() {
+        blocks.entry(block_of(index)).or_default().push(index);
+    }
+    for members in blocks.into_values() {
         let elements: Vec<_> = members.iter().map(|i| from[*i]).collect();
         let found = block(&elements, recipe.scaling, recipe.format(role));
         members.into_iter().zip(found).for_each(|(i, x)| to[i] = x);
@@ -195,4 +209,49 @@ fn a_reduction_changes_the_scale() {
     assert_close(found.clone(), expected, 1e-6);
     let alone = values(linear(x, AmaxSource::default()));
     assert_ne!(alone, values(found));
+}
+
+/// How often a weight was quantised is the number of times that its reduction was called.
+#[test]
+fn a_weight_is_quantised_once_while_it_does_not_change() {
+    let recipe = recipe(Scaling::Tensor, SmallFloat::E5m2);
+    let [x, w] = [leaf(normal([5, 16])), leaf(normal([16, 8]))];
+    let span = WeightSpan::default();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = calls.clone();
+    let reduction = AmaxReduction::new(move |own| {
+        count.fetch_add(1, Ordering::Relaxed);
+        own
+    });
+    let quantization = LinearQuantization {
+        weight: AmaxSource::Current(Some(reduction)),
+        kept: Some(KeptWeight::new(&span)),
+        ..LinearQuantization::new(recipe)
+    };
+    let run = |w: &Tensor<2>, options: LinearOptions| {
+        let y = quantized_linear(x.clone(), w.clone(), None, options, quantization.clone());
+        let grads = y.clone().sum().backward();
+        let found = [values(y), values(x.grad(&grads).unwrap())];
+        (found, calls.swap(0, Ordering::Relaxed))
+    };
+    let plain = || LinearOptions::default();
+    let (expected, num_calls) = run(&w, plain());
+    assert_eq!(num_calls, 2);
+    let other = leaf(w.clone() * 2.0);
+    let (doubled, _) = run(&other, plain());
+    for (w, expected) in [(&w, &expected), (&other, &doubled)] {
+        let _unchanged = span.unchanged();
+        assert_eq!(run(w, plain()), (expected.clone(), 1));
+        assert_eq!(run(w, plain()), (expected.clone(), 0));
+        // A weight from elsewhere is read for each pass.
+        let main_grad = MainGrad::default();
+        let source = w.clone().inner();
+        main_grad.with_source(move |_| source.clone());
+        let options = LinearOptions {
+            main_grad: Some(main_grad),
+            ..Default::default()
+        };
+        assert_eq!(run(w, options), (expected.clone(), 2));
+    }
+    assert_eq!(run(&w, plain()), (expected, 2));
 }

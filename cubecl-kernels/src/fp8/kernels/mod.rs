@@ -3,11 +3,13 @@
 mod amax;
 mod cast;
 mod convert;
+mod loads;
 
 use cubecl::prelude::*;
 
 pub(super) use amax::{UNITS as AMAX_UNITS, amax_kernel};
 pub(super) use cast::{TILE, UNITS as CAST_UNITS, cast_kernel};
+pub(super) use loads::Loads;
 
 /// The sizes of a matrix and of its transpose.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -31,4 +33,6 @@ pub(super) struct CastVariant {
     pub(super) straight: bool,
     /// Whether its transpose is written.
     pub(super) transposed: bool,
+    /// How the matrix is loaded.
+    pub(super) loads: Loads,
 }

@@ -4,6 +4,7 @@ use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::loads;
 use crate::fp8::kernels::{AMAX_UNITS, amax_kernel};
 use crate::kernel_parts::{RowView, address_type, lanes};
 
@@ -22,6 +23,7 @@ pub fn amax(x: CubeTensor) -> CubeTensor {
     let elements = x.count * x.len;
     if elements > 0 {
         let lanes = lanes(x.tensor.dtype, &[x.len, x.stride]);
+        let (loads, element, size) = loads(x.tensor.dtype, lanes);
         let vectors = elements / lanes;
         amax_kernel::launch(
             &out.client,
@@ -32,14 +34,15 @@ pub fn amax(x: CubeTensor) -> CubeTensor {
             ),
             CubeDim::new_2d(32, AMAX_UNITS / 32),
             address_type(&[&x.tensor, &out]),
-            lanes,
+            size,
             x.tensor.clone().into_buffer_arg(),
             out.clone().into_buffer_arg(),
             vectors,
             x.len / lanes,
             x.stride / lanes,
             x.stride == x.len || x.count == 1,
-            dtype_to_storage_type(x.tensor.dtype),
+            loads,
+            [element, x.tensor.dtype].map(dtype_to_storage_type),
         );
     }
     as_dtype(out, DType::F32)

@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 use megaburn_cuda::gemm::Fp8Kind;
 use megaburn_cuda::tensor;
 
+use super::loads;
 use crate::fp8::kernels::{CAST_UNITS, CastSizesLaunch, CastVariant, TILE, cast_kernel};
 use crate::kernel_parts::{RowView, address_type, lanes};
 
@@ -53,12 +54,6 @@ pub fn cast(x: CubeTensor, amax: CubeTensor, options: CastOptions) -> Cast {
         straight,
         transposed,
     } = options;
-    let variant = CastVariant {
-        e5m2: kind == Fp8Kind::E5m2,
-        power_of_two,
-        straight,
-        transposed,
-    };
     let [rows, cols] = [x.meta.shape()[0], x.meta.shape()[1]];
     let padded = rows.next_multiple_of(16);
     let scale_inv = tensor::empty(&x, [1], DType::F32);
@@ -70,6 +65,19 @@ pub fn cast(x: CubeTensor, amax: CubeTensor, options: CastOptions) -> Cast {
     };
     let x = RowView::of(x);
     let lanes = lanes(x.tensor.dtype, &[cols, x.stride]);
+    let (loads, element, size) = loads(x.tensor.dtype, lanes);
+    let variant = CastVariant {
+        e5m2: kind == Fp8Kind::E5m2,
+        power_of_two,
+        straight,
+        transposed,
+        loads,
+    };
+    let (word, words) = if cols.is_multiple_of(8) {
+        (DType::U32, 2)
+    } else {
+        (DType::U8, 1)
+    };
     // An empty matrix has a scale too: one cube computes it.
     let cubes = |size: usize| size.div_ceil(TILE as usize).max(1) as u32;
     let or_any = |tensor: Option<&CubeTensor>| {
@@ -84,8 +92,8 @@ pub fn cast(x: CubeTensor, amax: CubeTensor, options: CastOptions) -> Cast {
         CubeCount::Static(cubes(cols), cubes(rows), 1),
         CubeDim::new_2d(32, CAST_UNITS / 32),
         address_type(&[&from, &straight, &transposed]),
-        lanes,
-        if cols.is_multiple_of(8) { 8 } else { 1 },
+        size,
+        words,
         from.into_buffer_arg(),
         amax.into_buffer_arg(),
         straight.into_buffer_arg(),
@@ -99,7 +107,7 @@ pub fn cast(x: CubeTensor, amax: CubeTensor, options: CastOptions) -> Cast {
         ),
         largest,
         variant,
-        dtype_to_storage_type(x.tensor.dtype),
+        [element, x.tensor.dtype, word].map(dtype_to_storage_type),
     );
     out
 }

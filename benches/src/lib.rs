@@ -29,6 +29,7 @@ pub const PROGRAMS: &[(&str, Program)] = &[
     ("bench-gemm", gpu::gemm::main),
     ("bench-figures", figures::main),
     ("bench-first-use", gpu::first_use::main),
+    ("bench-fp8", gpu::fp8::main),
     ("bench-kernel-errors", gpu::errors::main),
     ("bench-kernels", gpu::kernels::main),
     ("bench-layouts", gpu::layouts::main),

@@ -44,6 +44,8 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod error;
+#[cfg(feature = "cuda")]
+pub mod fp8;
 mod gemm_ops;
 mod gpu;
 mod gradient_accumulation_fusion;

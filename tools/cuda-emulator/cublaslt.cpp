@@ -6,8 +6,8 @@
 
 namespace {
 
-enum Type { F32 = 0, F16 = 2, BF16 = 14 };
-constexpr int TF32 = 77, BIAS = 4;
+enum Type { F32 = 0, F16 = 2, BF16 = 14, E4M3 = 28, E5M2 = 29 };
+constexpr int TF32 = 77, BIAS = 4, NOT_SUPPORTED = 15;
 
 struct Layout {
     int type = 0;
@@ -22,6 +22,8 @@ struct Desc {
     int epilogue = 1;
     const void *bias = nullptr;
     int bias_type = F32;
+    const float *scale_a = nullptr, *scale_b = nullptr;
+    int8_t fast_accum = 0;
 };
 
 float from_bits(uint32_t bits) {
@@ -36,8 +38,23 @@ uint32_t to_bits(float x) {
     return bits;
 }
 
+bool is_fp8(int type) { return type == E4M3 || type == E5M2; }
+
+float from_fp8(uint8_t x, int type) {
+    int mantissa_bits = type == E4M3 ? 3 : 2, bias = type == E4M3 ? 7 : 15;
+    int exponent = (x & 0x7f) >> mantissa_bits, mantissa = x & ((1 << mantissa_bits) - 1);
+    float sign = x & 0x80 ? -1.f : 1.f;
+    if (type == E4M3 && (x & 0x7f) == 0x7f) return __builtin_nanf("");
+    if (type == E5M2 && exponent == 31)
+        return mantissa ? __builtin_nanf("") : sign * __builtin_inff();
+    if (exponent > 0) mantissa += 1 << mantissa_bits;
+    else exponent = 1;
+    return sign * __builtin_ldexpf(mantissa, exponent - bias - mantissa_bits);
+}
+
 float load(const void *at, int64_t i, int type) {
     if (type == F32) return static_cast<const float *>(at)[i];
+    if (is_fp8(type)) return from_fp8(static_cast<const uint8_t *>(at)[i], type);
     uint16_t x = static_cast<const uint16_t *>(at)[i];
     if (type == BF16) return from_bits(uint32_t(x) << 16);
     uint32_t exponent = x >> 10 & 31, mantissa = x & 1023;
@@ -70,6 +87,25 @@ float narrowed(float x, int compute) {
     return compute == TF32 ? from_bits((to_bits(x) + 0x1000) & ~0x1fffu) : x;
 }
 
+// Whether an Ada or Hopper GPU can compute a product: FP8 matrices only as "TN", with sizes and rows of
+// multiples of 16 bytes, and not both as e5m2.
+bool is_supported(const Desc *desc, const Layout *a, const Layout *b, const Layout *d) {
+    if (!is_fp8(a->type) && !is_fp8(b->type)) return true;
+    auto aligned = [](const Layout *of) {
+        int bytes = is_fp8(of->type) ? 1 : of->type == F32 ? 4 : 2;
+        return of->rows * bytes % 16 == 0 && of->ld * bytes % 16 == 0 && of->batch == 1;
+    };
+    return is_fp8(a->type) && is_fp8(b->type) && (a->type == E4M3 || b->type == E4M3) &&
+           desc->transposed_a && !desc->transposed_b && aligned(a) && aligned(b) && aligned(d) &&
+           a->cols % 16 == 0 && desc->scale_a && desc->scale_b;
+}
+
+bool is_supported_at(const Desc *desc, const void *a, const Layout *of_a, const void *b,
+                     const Layout *of_b, const void *d, const Layout *of_d) {
+    uintptr_t all = uintptr_t(a) | uintptr_t(b) | uintptr_t(d);
+    return is_supported(desc, of_a, of_b, of_d) && (!is_fp8(of_a->type) || all % 16 == 0);
+}
+
 } // namespace
 
 namespace {
@@ -95,7 +131,11 @@ int cublasLtMatmulDescSetAttribute(Desc *desc, int attribute, const void *value,
     case 4: return memcpy(&desc->transposed_b, value, bytes), 0;
     case 7: return memcpy(&desc->epilogue, value, bytes), 0;
     case 8: return memcpy(&desc->bias, value, bytes), 0;
-    default: return memcpy(&desc->bias_type, value, bytes), 0;
+    case 17: return memcpy(&desc->scale_a, value, bytes), 0;
+    case 18: return memcpy(&desc->scale_b, value, bytes), 0;
+    case 25: return memcpy(&desc->fast_accum, value, bytes), 0;
+    case 26: return memcpy(&desc->bias_type, value, bytes), 0;
+    default: return NOT_SUPPORTED;
     }
 }
 int cublasLtMatrixLayoutCreate(Layout **layout, int type, uint64_t rows, uint64_t cols,
@@ -112,21 +152,26 @@ int cublasLtMatrixLayoutSetAttribute(Layout *layout, int attribute, const void *
 int cublasLtMatmulPreferenceCreate(void **preference) { return *preference = malloc(1), 0; }
 int cublasLtMatmulPreferenceDestroy(void *preference) { return free(preference), 0; }
 int cublasLtMatmulPreferenceSetAttribute(void *, int, const void *, size_t) { return 0; }
-int cublasLtMatmulAlgoGetHeuristic(void *, Desc *, Layout *, Layout *, Layout *, Layout *, void *,
-                                   int, void *results, int *count) {
+int cublasLtMatmulAlgoGetHeuristic(void *, Desc *desc, Layout *a, Layout *b, Layout *, Layout *d,
+                                   void *, int, void *results, int *count) {
+    if (!is_supported(desc, a, b, d)) return *count = 0, NOT_SUPPORTED;
     // One algorithm without any data, its state success.
     memset(results, 0, 8 * 8 + 8 + 4 + 4 + 16);
     return *count = 1, 0;
 }
-int cublasLtMatmulAlgoCheck(void *, Desc *, Layout *, Layout *, Layout *, Layout *, const void *,
-                            void *result) {
+int cublasLtMatmulAlgoCheck(void *, Desc *desc, Layout *a, Layout *b, Layout *, Layout *d,
+                            const void *, void *result) {
+    if (!is_supported(desc, a, b, d)) return NOT_SUPPORTED;
     memset(result, 0, 8 * 8 + 8 + 4 + 4 + 16);
     return 0;
 }
 int cublasLtMatmul(void *, Desc *desc, const float *alpha, const void *a, Layout *of_a,
                    const void *b, Layout *of_b, const float *beta, const void *c, Layout *of_c,
                    void *d, Layout *of_d, const void *, void *, size_t, void *) {
+    if (!is_supported_at(desc, a, of_a, b, of_b, d, of_d)) return NOT_SUPPORTED;
     settle();
+    float scale = *alpha;
+    if (is_fp8(of_a->type)) scale *= *desc->scale_a * *desc->scale_b;
     uint64_t inner = desc->transposed_a ? of_a->rows : of_a->cols;
     for (int64_t batch = 0; batch < of_d->batch; batch++) {
         int64_t at_a = batch * of_a->stride, at_b = batch * of_b->stride, at = batch * of_d->stride;
@@ -139,7 +184,7 @@ int cublasLtMatmul(void *, Desc *desc, const float *alpha, const void *a, Layout
                     sum += narrowed(load(a, at_a + i, of_a->type), desc->compute) *
                            narrowed(load(b, at_b + j, of_b->type), desc->compute);
                 }
-                sum *= *alpha;
+                sum *= scale;
                 int64_t i = col * of_d->ld + row;
                 if (*beta != 0) sum += *beta * load(c, batch * of_c->stride + i, of_c->type);
                 if (desc->epilogue == BIAS) sum += load(desc->bias, row, desc->bias_type);

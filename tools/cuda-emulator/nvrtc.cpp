@@ -266,8 +266,13 @@ std::string call_of(const std::string &ptx, std::vector<std::string> out,
     if (is(R"(cp\.async\.wait_all)")) return "(emu_copy_commit(), emu_copy_wait(0))";
     if (is(R"(cp\.async\.c[ag]\.shared(::cta)?\.global[^;]*\], (\d+))"))
         return "emu_ptx_copy(" + m[2].str() + all + ")";
+    if (is(R"(cvt\.rn\.satfinite\.(e4m3|e5m2)x2\.f32 low, %(\d), %(\d);.*\.\1x2\.f32 high, %(\d), %(\d);)")) {
+        std::string call = "(" + out[0] + " = emu_to_fp8x4<" + (m[1] == "e4m3" ? "3" : "2") + ">(";
+        for (int i : {3, 2, 5, 4}) call += (i == 3 ? "" : ", ") + in.at(stoul(m[i]) - 1);
+        return call + "))";
+    }
     if (is(R"(elect\.sync)")) return "emu_ptx_elect(EMU_SITE" + all + ")";
-    if (is(R"(atom\.[a-z.]*add)")) return "emu_ptx_atom_add(EMU_SITE" + all + ")";
+    if (is(R"(atom\.[a-z.]*(add|max))")) return "emu_ptx_atom_" + m[1].str() + "(EMU_SITE" + all + ")";
     if (is(R"((max|min)\.NaN\.f32)"))
         return "emu_ptx_" + m[1].str() + "_nan(EMU_SITE" + all + ")";
     if (is(R"((ex2|tanh|rcp)\.approx)")) return "emu_ptx_" + m[1].str() + "(EMU_SITE" + all + ")";

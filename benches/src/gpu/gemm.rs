@@ -192,7 +192,10 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
 }
 
 /// Seconds of one call on the device: the median of three means.
-fn time(queue: &CudaQueue, step: impl Fn() -> Result<(), cuda::CudaError>) -> Result<f64, Failure> {
+pub(super) fn time(
+    queue: &CudaQueue,
+    step: impl Fn() -> Result<(), cuda::CudaError>,
+) -> Result<f64, Failure> {
     let mut means = Vec::new();
     for _ in 0..3 {
         step()?;
@@ -210,7 +213,8 @@ fn time(queue: &CudaQueue, step: impl Fn() -> Result<(), cuda::CudaError>) -> Re
     Ok(means[1])
 }
 
-fn cube(tensor: &Tensor<2>) -> CubeTensor {
+/// The tensor as CubeCL's.
+pub(super) fn cube(tensor: &Tensor<2>) -> CubeTensor {
     let primitive = tensor.clone().try_into_primitive::<Cube>();
     cuda::tensor::from_backend(primitive.expect("the tensor is on a GPU"))
 }

@@ -6,6 +6,7 @@ pub mod data_parallel;
 mod device_clock;
 pub mod errors;
 pub mod first_use;
+pub mod fp8;
 pub mod gemm;
 pub mod kernels;
 pub mod layouts;

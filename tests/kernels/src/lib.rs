@@ -16,6 +16,8 @@ mod cudnn;
 mod dropout;
 mod edges;
 mod embedding;
+mod fp8;
+mod fp8_products;
 mod grouped;
 mod linear;
 mod moe;
@@ -48,6 +50,8 @@ pub fn tests() -> impl Iterator<Item = (String, TestFn)> {
         ("dropout", dropout::TESTS),
         ("edges", edges::TESTS),
         ("embedding", embedding::TESTS),
+        ("fp8", fp8::TESTS),
+        ("fp8_products", fp8_products::TESTS),
         ("grouped", grouped::TESTS),
         ("linear", linear::TESTS),
         ("moe", moe::TESTS),
@@ -83,7 +87,7 @@ pub fn has_cudnn() -> bool {
 
 /// The tests of `--quick` by the starts of their names: at least one per module, chosen for coverage
 /// per time.
-pub const QUICK: [&str; 20] = [
+pub const QUICK: [&str; 22] = [
     "kernels::attention::fused_attention_reads_views",
     "kernels::attention::the_kernel_is_the_one_that_was_chosen",
     "kernels::attention_bias::parts_with_a_bias_are_those_of_the_cpu",
@@ -93,6 +97,8 @@ pub const QUICK: [&str; 20] = [
     "kernels::dropout::dropout_masks",
     "kernels::edges::no_tokens_give_none_and_gradients_of_0",
     "kernels::embedding::",
+    "kernels::fp8::ties_go_to_even",
+    "kernels::fp8_products::the_three_products_of_a_layer",
     "kernels::grouped::matrices_of_stretches_are_read_once",
     "kernels::linear::linear_in_every_form",
     "kernels::moe::rows_are_taken_and_summed_as_on_the_cpu",

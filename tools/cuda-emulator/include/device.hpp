@@ -57,6 +57,27 @@ inline unsigned short emu_to_half(float x) {
     return sign | ((u - (112u << 23)) >> 13);
 }
 
+// The FP8 number with `MANTISSA` bits of mantissa that is nearest to `x`, as `cvt.rn.satfinite` rounds: e4m3 has
+// 3 and e5m2 has 2.
+template <int MANTISSA> inline unsigned emu_to_fp8(float x) {
+    constexpr int SMALLEST = MANTISSA == 3 ? -6 : -14;
+    constexpr unsigned LARGEST = MANTISSA == 3 ? 0x7e : 0x7b;
+    unsigned sign = emu_bits<unsigned>(x) >> 24 & 0x80;
+    float size = __builtin_fabsf(x);
+    if (x != x) return 0x7f;
+    if (size >= 65536.f) return sign | LARGEST;
+    int exponent = int(emu_bits<unsigned>(size) >> 23) - 127;
+    if (exponent < SMALLEST) exponent = SMALLEST;
+    // In units of the last place; a carry goes into the exponent.
+    unsigned units = __builtin_nearbyintf(__builtin_ldexpf(size, MANTISSA - exponent));
+    unsigned bits = ((exponent - SMALLEST) << MANTISSA) + units;
+    return sign | (bits < LARGEST ? bits : LARGEST);
+}
+template <int MANTISSA> inline unsigned emu_to_fp8x4(float a, float b, float c, float d) {
+    return emu_to_fp8<MANTISSA>(a) | emu_to_fp8<MANTISSA>(b) << 8 | emu_to_fp8<MANTISSA>(c) << 16 |
+           emu_to_fp8<MANTISSA>(d) << 24;
+}
+
 #define EMU_NARROW(NAME, TO, FROM)                                                                 \
     struct NAME {                                                                                  \
         unsigned short bits;                                                                       \
@@ -290,6 +311,9 @@ template <class T> inline T atomicMin(T *at, T with) {
 // CubeCL passes a pointer to const where it updates what is there.
 template <class T> inline void emu_ptx_atom_add(unsigned, T &old, const T *at, T with) {
     old = atomicAdd(const_cast<T *>(at), with);
+}
+template <class T> inline void emu_ptx_atom_max(unsigned, T &old, const T *at, T with) {
+    old = atomicMax(const_cast<T *>(at), with);
 }
 inline void emu_ptx_max_nan(unsigned, float &out, float a, float b) {
     out = a != a ? a : b != b ? b : max(a, b);

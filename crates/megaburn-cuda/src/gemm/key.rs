@@ -1,5 +1,6 @@
 use burn::tensor::DType;
 
+use super::{element::Element, fp8::Fp8Kind};
 use crate::tensor::MatrixView;
 
 /// Everything that determines how a product is computed, except the addresses of its matrices.
@@ -12,32 +13,128 @@ pub(super) struct Key {
     pub(super) a: MatrixView,
     pub(super) b: MatrixView,
     pub(super) out: MatrixView,
-    pub(super) input: DType,
+    pub(super) of_a: Element,
+    pub(super) of_b: Element,
     pub(super) output: DType,
+    pub(super) tokens: Option<Tokens>,
     pub(super) bias: bool,
     pub(super) add: bool,
     pub(super) tf32: bool,
+    pub(super) fast_accum: bool,
+}
+
+/// The dimension of a product whose size is the number of tokens. The other sizes belong to the
+/// layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Tokens {
+    /// The rows of `a` and of the result, as in activations and their gradients.
+    Rows,
+    /// The dimension that is summed over, as in weight gradients.
+    Inner,
 }
 
 impl Key {
-    /// Refuses, with a reason, operands that cuBLASLt would read or write wrongly, because it
-    /// checks nothing.
+    /// The key of a product of floats. Refuses, with a reason, operands that cuBLASLt would read or
+    /// write wrongly, because it checks nothing.
     pub(super) fn new(
-        [a, b, out]: [MatrixView; 3],
+        views: [MatrixView; 3],
         [of_a, of_b, output]: [DType; 3],
         bias: Option<(DType, usize)>,
         add: bool,
         tf32: bool,
     ) -> Result<Self, String> {
-        let m = a.rows;
-        let k = a.cols;
-        let n = b.cols;
         if !super::takes(of_a, of_b, of_a) {
             return Err("they must both be bf16, f16 or f32".into());
         }
         if !super::takes(of_a, of_b, output) {
             return Err(format!("the result cannot be {}", output.name()));
         }
+        let elements = [of_a, of_b].map(Element::Float);
+        let key = Self::of(views, elements, output, add)?;
+        let n = key.n;
+        if let Some((dtype, len)) = bias
+            && (dtype != output || len != n)
+        {
+            let dtype = dtype.name();
+            return Err(format!(
+                "a bias of {len} {dtype} elements does not match {n} output columns of {}",
+                output.name()
+            ));
+        }
+        let tokens = match (key.a.transposed, key.b.transposed) {
+            (false, _) => Some(Tokens::Rows),
+            (true, false) => Some(Tokens::Inner),
+            (true, true) => None,
+        };
+        Ok(Self {
+            bias: bias.is_some(),
+            tf32: tf32 && of_a == DType::F32,
+            tokens,
+            ..key
+        })
+    }
+
+    /// The key of a product of FP8 matrices; `b` is the view of the second matrix's transpose.
+    /// Refuses what cuBLASLt cannot compute, with the sizes.
+    pub(super) fn fp8(
+        views: [MatrixView; 3],
+        kinds: [Fp8Kind; 2],
+        output: DType,
+        add: bool,
+        tokens: Tokens,
+        fast_accum: bool,
+    ) -> Result<Self, String> {
+        if kinds == [Fp8Kind::E5m2; 2] {
+            return Err(
+                "cuBLASLt cannot multiply e5m2 by e5m2: cast one of the two to e4m3".into(),
+            );
+        }
+        if !matches!(output, DType::BF16 | DType::F16 | DType::F32) {
+            return Err(format!(
+                "the result cannot be {}, only bf16, f16 or f32",
+                output.name()
+            ));
+        }
+        let key = Self::of(views, kinds.map(Element::Fp8), output, add)?;
+        if key.a.transposed || !key.b.transposed {
+            return Err("the rows of both must be contiguous".into());
+        }
+        let of_16 = |size: usize| size.is_multiple_of(16);
+        let Self {
+            n, k, a, b, out, ..
+        } = key;
+        if !of_16(k) || !of_16(n) {
+            return Err(format!(
+                "the {k} columns of both and the {n} rows of the second must be multiples of 16: \
+                pad them with zeros"
+            ));
+        }
+        if !of_16(a.ld) || !of_16(b.ld) || !of_16(out.ld * output.size()) {
+            return Err(format!(
+                "rows must begin at multiples of 16 bytes: those of the two begin every {} and \
+                {} bytes, those of the result every {}",
+                a.ld,
+                b.ld,
+                out.ld * output.size()
+            ));
+        }
+        Ok(Self {
+            tokens: Some(tokens),
+            fast_accum,
+            ..key
+        })
+    }
+
+    /// The key of matrices whose sizes match.
+    fn of(
+        [a, b, out]: [MatrixView; 3],
+        [of_a, of_b]: [Element; 2],
+        output: DType,
+        add: bool,
+    ) -> Result<Self, String> {
+        let m = a.rows;
+        let k = a.cols;
+        let n = b.cols;
         if b.rows != k || (out.rows, out.cols) != (m, n) {
             let out = [out.rows, out.cols];
             return Err(format!(
@@ -48,18 +145,6 @@ impl Key {
             let batches = [a.batch, b.batch, out.batch];
             return Err(format!("the batch sizes {batches:?} differ"));
         }
-        if let Some((dtype, len)) = bias
-            && (dtype != output || len != n)
-        {
-            let dtype = dtype.name();
-            return Err(format!(
-                "a bias of {len} {dtype} elements does not match {n} output columns of {}",
-                output.name()
-            ));
-        }
-        let input = of_a;
-        let bias = bias.is_some();
-        let tf32 = tf32 && input == DType::F32;
         Ok(Self {
             m,
             n,
@@ -68,43 +153,58 @@ impl Key {
             a,
             b,
             out,
-            input,
+            of_a,
+            of_b,
             output,
-            bias,
+            tokens: None,
+            bias: false,
             add,
-            tf32,
+            tf32: false,
+            fast_accum: false,
         })
     }
-}
 
-impl Key {
-    /// The token dimension: the rows of `a` and the result or, if `a` is transposed as for weight
-    /// gradients, the dimension that is summed over. The other sizes belong to the layer. `None` if
-    /// both are transposed.
-    pub(super) fn rows(&self) -> Option<usize> {
-        match (self.a.transposed, self.b.transposed) {
-            (false, _) => Some(self.m),
-            (true, false) => Some(self.k),
-            (true, true) => None,
-        }
+    /// Whether the operands are FP8 matrices, which have scales.
+    pub(super) fn is_fp8(&self) -> bool {
+        matches!(self.of_a, Element::Fp8(_))
     }
 
-    /// A copy of the key with another number of rows, if it has one.
+    /// The number of tokens; `None` if it is unknown which size that is.
+    pub(super) fn rows(&self) -> Option<usize> {
+        self.tokens.map(|tokens| match tokens {
+            Tokens::Rows => self.m,
+            Tokens::Inner => self.k,
+        })
+    }
+
+    /// A copy of the key with another number of tokens, if it has one.
     pub(super) fn with_rows(&self, rows: usize) -> Self {
         let mut other = *self;
-        if !self.a.transposed {
-            other.m = rows;
-            other.a.rows = rows;
-            other.out.rows = rows;
-        } else if !self.b.transposed {
-            other.k = rows;
-            other.a.cols = rows;
-            other.b.rows = rows;
+        match self.tokens {
+            Some(Tokens::Rows) => {
+                other.m = rows;
+                other.a.rows = rows;
+                other.out.rows = rows;
+            }
+            Some(Tokens::Inner) => {
+                other.k = rows;
+                other.a.cols = rows;
+                other.b.rows = rows;
+                // Where tokens are the contiguous dimension, their number is the distance of rows.
+                if !other.a.transposed {
+                    other.a.ld = rows;
+                }
+                if other.b.transposed {
+                    other.b.ld = rows;
+                }
+            }
+            None => {}
         }
         other
     }
 
-    /// A copy of the key with its number of rows rounded up by at most an eighth.
+    /// A copy of the key with its number of tokens rounded up by at most an eighth. A multiple of
+    /// 16 stays one.
     pub(super) fn round(&self) -> Self {
         let up = |n: usize| n.next_multiple_of((n.next_power_of_two() / 16).max(1));
         self.rows().map_or(*self, |rows| self.with_rows(up(rows)))
@@ -152,6 +252,89 @@ mod tests {
         assert_eq!(of(5), key([48, 5, 7], true, false, F32));
         let both = key([48, 1000, 7], true, true, F32);
         assert_eq!(both.round(), both);
+    }
+
+    /// The views of `[m, k]` and the transpose of `[n, k]`, whose rows are `pitch` apart, and of
+    /// their product.
+    fn k_major([m, n, k]: [usize; 3], pitch: usize) -> [MatrixView; 3] {
+        let view = |rows, cols, pitch| MatrixView::new(&[rows, cols], &[pitch, 1]).unwrap();
+        [
+            view(m, k, pitch),
+            view(n, k, pitch).swapped(),
+            view(m, n, n),
+        ]
+    }
+
+    const MIXED: [Fp8Kind; 2] = [Fp8Kind::E5m2, Fp8Kind::E4m3];
+
+    #[test]
+    fn tokens_of_fp8_products_are_where_they_are_said_to_be() {
+        let key = |sizes, pitch, tokens| {
+            Key::fp8(
+                k_major(sizes, pitch),
+                MIXED,
+                DType::F32,
+                true,
+                tokens,
+                false,
+            )
+            .unwrap()
+        };
+        let rows = key([1025, 64, 48], 48, Tokens::Rows).round();
+        assert_eq!(rows, key([1152, 64, 48], 48, Tokens::Rows));
+        let inner = key([1025, 64, 272], 272, Tokens::Inner).round();
+        assert_eq!(inner, key([1025, 64, 288], 288, Tokens::Inner));
+        assert_eq!(
+            inner.with_rows(0),
+            key([1025, 64, 48], 64, Tokens::Inner).with_rows(0)
+        );
+        assert_ne!(
+            inner.with_rows(0),
+            key([1025, 48, 48], 64, Tokens::Inner).with_rows(0)
+        );
+        for size in (16..5000).step_by(16) {
+            assert_eq!(key([1, 16, size], size, Tokens::Inner).round().k % 16, 0);
+        }
+    }
+
+    #[test]
+    fn fp8_matrices_that_cublaslt_cannot_multiply_are_refused() {
+        let key = |views, kinds, output| Key::fp8(views, kinds, output, false, Tokens::Rows, false);
+        let fine = key(k_major([3, 32, 48], 64), MIXED, DType::BF16).unwrap();
+        assert_eq!((fine.m, fine.n, fine.k), (3, 32, 48));
+        let swapped = k_major([3, 32, 48], 48).map(MatrixView::swapped);
+        let swapped = [swapped[1], swapped[0], swapped[2]];
+        for (views, kinds, output, why) in [
+            (
+                k_major([3, 32, 48], 48),
+                [Fp8Kind::E5m2; 2],
+                DType::BF16,
+                "e5m2 by e5m2",
+            ),
+            (k_major([3, 32, 48], 48), MIXED, DType::F64, "cannot be f64"),
+            (
+                k_major([3, 32, 40], 48),
+                MIXED,
+                DType::F32,
+                "the 40 columns of both",
+            ),
+            (
+                k_major([3, 24, 48], 48),
+                MIXED,
+                DType::F32,
+                "the 24 rows of the second",
+            ),
+            (
+                k_major([3, 32, 48], 56),
+                MIXED,
+                DType::F32,
+                "every 56 and 56 bytes",
+            ),
+            (swapped, MIXED, DType::F32, "must be contiguous"),
+        ] {
+            let error = key(views, kinds, output).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
     }
 
     fn view(shape: [usize; 3]) -> MatrixView {

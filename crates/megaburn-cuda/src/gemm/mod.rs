@@ -1,10 +1,14 @@
 //! Matrix products through cuBLASLt: bf16, f16 and f32 inputs, fp32 accumulation, strided operands
 //! without copies (transposed, sliced, pitched, batched), optional accumulation into the output.
+//! [`fp8_product`] multiplies FP8 matrices, on GPUs that have such tensor cores.
 //!
 //! cuBLASLt is column-major. A row-major `[R, C]` is a column-major `[C, R]`, so `D = A B` is
 //! requested as `Dᵀ = Bᵀ Aᵀ` by passing B first.
 
+mod element;
+mod fp8;
 mod key;
+mod library;
 mod options;
 mod plan;
 mod suggestions;
@@ -19,8 +23,12 @@ use crate::{
     queue::{CudaQueue, Op},
     tensor::{MatrixView, empty},
 };
+pub use fp8::{
+    Fp8IntoOptions, Fp8Kind, Fp8Matrix, Fp8ProductOptions, fp8_product, fp8_product_into, takes_fp8,
+};
 use key::Key;
 pub use options::{GemmOptions, Tuning, set_options};
+use plan::{Factors, Operands};
 
 /// How a [`product`] is scaled, rounded and computed.
 #[derive(Clone, Copy, Debug)]
@@ -128,13 +136,6 @@ pub fn product_into(
     )
 }
 
-/// The factors in `D = alpha A B + beta D`.
-#[derive(Clone, Copy, Debug)]
-struct Factors {
-    alpha: f32,
-    beta: f32,
-}
-
 fn multiply(
     a: CubeTensor,
     b: CubeTensor,
@@ -182,15 +183,14 @@ fn multiply(
     }
     let tune = tune && may_tune;
     queue.enqueue(op, move |stream, buffers| {
-        let [a, b] = [buffers.reads[0], buffers.reads[1]];
-        plan::run(
-            &key,
-            stream,
-            [a, b, buffers.writes[0]],
-            buffers.reads.get(2).copied(),
-            factors,
-            (tune, tuning),
-        )
+        let operands = Operands {
+            a: buffers.reads[0],
+            b: buffers.reads[1],
+            out: buffers.writes[0],
+            bias: buffers.reads.get(2).copied(),
+            scales: None,
+        };
+        library::run(&key, stream, operands, factors, (tune, tuning))
     });
     Ok(())
 }

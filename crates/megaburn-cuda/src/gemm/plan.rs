@@ -1,211 +1,65 @@
-use std::{
-    cell::RefCell,
-    collections::{HashMap, hash_map::Entry},
-    ffi::c_void,
-    ptr,
-};
+use std::{ffi::c_void, ptr};
 
-use burn::tensor::DType;
-use cudarc::{
-    cublaslt::{
-        result as lt,
-        sys::{
-            self as lts, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
-            cublasLtMatmulDescAttributes_t as DescAttribute,
-            cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType,
-        },
+use cudarc::cublaslt::{
+    result as lt,
+    sys::{
+        self as lts, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
+        cublasLtMatmulDescAttributes_t as DescAttribute,
+        cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType,
     },
-    driver::sys as cu,
 };
 
 use super::{
-    Factors,
+    element::Element,
     key::Key,
     options::Tuning,
     suggestions::{self, WORKSPACE},
-    tune,
-    tuned::Tuned,
 };
 use crate::{error::CudaError, queue::RawBuffer, streams::Stream, tensor::MatrixView};
 
-/// The maximum number of cached plans.
-const MOST_PLANS: usize = 4096;
+/// An address for descriptors that are not launched yet: each launch sets its own, and cuBLASLt's
+/// heuristic only needs one that is not null.
+const SOME_ADDRESS: u64 = 256;
 
-/// cuBLASLt on one device thread: its handle, the workspace of CubeCL's stream, and plans and
-/// algorithms for the shapes used so far. It lives as long as the device thread, i.e. as the
-/// process.
-struct Library {
-    handle: lts::cublasLtHandle_t,
-    workspace: u64,
-    /// Plans by product, alignment, and whether the algorithm may be tuned.
-    plans: HashMap<(Key, [u32; 4], bool), Plan>,
-    /// The fastest algorithms of tuned products.
-    tuned: Tuned<lts::cublasLtMatmulAlgo_t>,
-    /// cuBLASLt's suggestions for products that are not tuned, by their [rounded](Key::round)
-    /// sizes.
-    suggested: HashMap<(Key, [u32; 4]), lts::cublasLtMatmulAlgo_t>,
+/// The factors in `D = alpha A B + beta D`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Factors {
+    pub(super) alpha: f32,
+    pub(super) beta: f32,
+}
+
+/// The buffers of a product.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operands {
+    pub(super) a: RawBuffer,
+    pub(super) b: RawBuffer,
+    pub(super) out: RawBuffer,
+    pub(super) bias: Option<RawBuffer>,
+    /// Of FP8 matrices: the factors that `a` and `b` are multiplied with, one f32 each.
+    pub(super) scales: Option<[RawBuffer; 2]>,
+}
+
+/// The memory that cuBLASLt may use, and the stream that it launches on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) handle: lts::cublasLtHandle_t,
+    pub(super) workspace: u64,
+    pub(super) stream: Stream,
 }
 
 /// A product that is ready to be launched on any matrices of its shape and alignment.
 pub(super) struct Plan {
-    desc: lts::cublasLtMatmulDesc_t,
+    pub(super) desc: lts::cublasLtMatmulDesc_t,
     /// The layouts of B, A and D, in cuBLASLt's order.
-    layouts: [lts::cublasLtMatrixLayout_t; 3],
-    algorithm: lts::cublasLtMatmulAlgo_t,
+    pub(super) layouts: [lts::cublasLtMatrixLayout_t; 3],
+    pub(super) algorithm: lts::cublasLtMatmulAlgo_t,
     /// Whether the algorithm was chosen by timing.
-    is_timed: bool,
-}
-
-thread_local! {
-    static LIBRARY: RefCell<Option<Library>> = const { RefCell::new(None) };
-}
-
-/// Enqueues the product on `stream`. The matrices are in the order A, B, D.
-pub(super) fn run(
-    key: &Key,
-    stream: Stream,
-    [a, b, out]: [RawBuffer; 3],
-    bias: Option<RawBuffer>,
-    factors: Factors,
-    (tune, tuning): (bool, Tuning),
-) -> Result<(), CudaError> {
-    check_bounds(key, [a, b, out])?;
-    let bias = bias.map_or(0, |bias| bias.ptr);
-    LIBRARY.with_borrow_mut(|library| {
-        let library = match library {
-            Some(library) => library,
-            None => library.insert(Library::load()?),
-        };
-        let handle = library.handle;
-        let workspace = library.workspace;
-        let launch = |plan: &Plan, out: u64| {
-            plan.launch(
-                handle,
-                workspace,
-                stream,
-                factors,
-                [a.ptr, b.ptr, out, bias],
-            )
-        };
-        let aligned = [a.ptr, b.ptr, out.ptr, bias].map(alignment);
-        if let Some(plan) = library.plans.get(&(*key, aligned, tune)) {
-            return launch(plan, out.ptr);
-        }
-        if library.plans.len() >= MOST_PLANS {
-            // Evict untimed plans: they belong to products whose sizes keep changing, e.g. with the
-            // rows of experts or with distributed documents.
-            library.plans.retain(|_, plan| plan.is_timed);
-        }
-        let mut plan = Plan::new(key)?;
-        let can_run = |algorithm: &lts::cublasLtMatmulAlgo_t| {
-            suggestions::can_run(handle, plan.desc, plan.layouts, algorithm)
-        };
-        let best = if !tune {
-            library.suggestion(key, &plan, aligned, tuning)?
-        } else if let Some(known) = library.tuned.near(key, aligned).filter(can_run) {
-            known
-        } else {
-            let candidates = plan.candidates(handle, aligned, tuning)?;
-            let found = tune::fastest(stream, &candidates, out.bytes, tuning, |algorithm, out| {
-                plan.algorithm = algorithm;
-                launch(&plan, out)
-            });
-            if let Some(found) = found {
-                library.tuned.put(key, aligned, found);
-                plan.is_timed = true;
-            }
-            found.unwrap_or(candidates[0])
-        };
-        plan.algorithm = best;
-        launch(
-            library.plans.entry((*key, aligned, tune)).or_insert(plan),
-            out.ptr,
-        )
-    })
-}
-
-/// The largest power of two up to 256 that divides an address; algorithms may rely on it.
-fn alignment(ptr: u64) -> u32 {
-    1 << ptr.trailing_zeros().min(8)
-}
-
-/// Refuses matrices that exceed their buffers; cuBLASLt does not check this.
-fn check_bounds(key: &Key, buffers: [RawBuffer; 3]) -> Result<(), CudaError> {
-    let sizes = [key.input.size(), key.input.size(), key.output.size()];
-    for ((view, buffer), size) in [key.a, key.b, key.out].iter().zip(buffers).zip(sizes) {
-        let [long, wide] = if view.transposed {
-            [view.cols, view.rows]
-        } else {
-            [view.rows, view.cols]
-        };
-        let last = (view.batch - 1) * view.batch_stride + (long - 1) * view.ld + wide;
-        if (last * size) as u64 > buffer.bytes {
-            let bytes = buffer.bytes;
-            return Err(CudaError::Refused(format!(
-                "{view:?} reaches past its buffer of {bytes} bytes"
-            )));
-        }
-    }
-    Ok(())
-}
-
-impl Library {
-    fn load() -> Result<Self, CudaError> {
-        let mut workspace = 0;
-        // SAFETY: the driver writes the new address through the pointer; the context is current.
-        unsafe { cu::cuMemAlloc_v2(&mut workspace, WORKSPACE) }
-            .result()
-            .map_err(CudaError::driver(
-                "cuMemAlloc of cuBLASLt's workspace of 64 MiB",
-            ))?;
-        let handle = lt::create_handle().map_err(CudaError::cublas("cublasLtCreate"))?;
-        let (plans, tuned, suggested) = Default::default();
-        Ok(Self {
-            handle,
-            workspace,
-            plans,
-            tuned,
-            suggested,
-        })
-    }
-
-    /// The algorithm of a product that is not tuned. Asking cuBLASLt takes longer than many a
-    /// product, so products with about equal row counts share one answer; the rows of experts
-    /// differ in each pass.
-    fn suggestion(
-        &mut self,
-        key: &Key,
-        plan: &Plan,
-        aligned: [u32; 4],
-        tuning: Tuning,
-    ) -> Result<lts::cublasLtMatmulAlgo_t, CudaError> {
-        let round = key.round();
-        let handle = self.handle;
-        let algorithm = match self.suggested.entry((round, aligned)) {
-            Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(new) => {
-                *new.insert(Plan::new(&round)?.candidates(handle, aligned, tuning)?[0])
-            }
-        };
-        if round == *key || suggestions::can_run(handle, plan.desc, plan.layouts, &algorithm) {
-            Ok(algorithm)
-        } else {
-            Ok(plan.candidates(handle, aligned, tuning)?[0])
-        }
-    }
-}
-
-fn data_type(dtype: DType) -> cudaDataType {
-    match dtype {
-        DType::BF16 => cudaDataType::CUDA_R_16BF,
-        DType::F16 => cudaDataType::CUDA_R_16F,
-        _ => cudaDataType::CUDA_R_32F,
-    }
+    pub(super) is_timed: bool,
 }
 
 impl Plan {
     /// Creates descriptors for `key`, without an algorithm yet.
-    fn new(key: &Key) -> Result<Self, CudaError> {
+    pub(super) fn new(key: &Key) -> Result<Self, CudaError> {
         let compute = if key.tf32 {
             Compute::CUBLAS_COMPUTE_32F_FAST_TF32
         } else {
@@ -233,24 +87,27 @@ impl Plan {
                 DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
                 &epilogue,
             )?;
-            // Each launch sets its own bias pointer; the heuristic only needs a non-null one.
-            let some = 256u64;
             set_desc(
                 desc,
                 DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                &some,
+                &SOME_ADDRESS,
             )?;
-            let dtype = data_type(key.output);
+            let dtype = Element::Float(key.output).data_type();
             set_desc(
                 desc,
                 DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
                 &dtype,
             )?;
         }
+        if key.is_fp8() {
+            set_scales(desc, [SOME_ADDRESS; 2])?;
+            let fast = i8::from(key.fast_accum);
+            set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast)?;
+        }
         let layouts = [
-            layout(&key.b, key.input)?,
-            layout(&key.a, key.input)?,
-            layout(&key.out, key.output)?,
+            layout(&key.b, key.of_b)?,
+            layout(&key.a, key.of_a)?,
+            layout(&key.out, Element::Float(key.output))?,
         ];
         // SAFETY: an algorithm consists of plain numbers, for which zero is valid; it is set before
         // the plan is launched.
@@ -263,7 +120,7 @@ impl Plan {
         })
     }
 
-    fn candidates(
+    pub(super) fn candidates(
         &self,
         handle: lts::cublasLtHandle_t,
         aligned: [u32; 4],
@@ -272,20 +129,30 @@ impl Plan {
         suggestions::candidates(handle, self.desc, self.layouts, aligned, tuning)
     }
 
-    fn launch(
+    /// Launches the product; its result goes to the address `out`, which differs from the operands'
+    /// while algorithms are timed.
+    pub(super) fn launch(
         &self,
-        handle: lts::cublasLtHandle_t,
-        workspace: u64,
-        stream: Stream,
+        place: Place,
         factors: Factors,
-        [a, b, out, bias]: [u64; 4],
+        operands: Operands,
+        out: u64,
     ) -> Result<(), CudaError> {
-        if bias != 0 {
+        let Place {
+            handle,
+            workspace,
+            stream,
+        } = place;
+        let [a, b] = [operands.a.ptr, operands.b.ptr];
+        if let Some(bias) = operands.bias {
             set_desc(
                 self.desc,
                 DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                &bias,
+                &bias.ptr,
             )?;
+        }
+        if let Some(scales) = operands.scales {
+            set_scales(self.desc, scales.map(|scale| scale.ptr))?;
         }
         let Factors { alpha, beta } = factors;
         let [of_b, of_a, of_out] = self.layouts;
@@ -333,15 +200,19 @@ fn transpose(view: &MatrixView) -> i32 {
 }
 
 /// The column-major layout of a view's memory.
-fn layout(view: &MatrixView, dtype: DType) -> Result<lts::cublasLtMatrixLayout_t, CudaError> {
+fn layout(view: &MatrixView, element: Element) -> Result<lts::cublasLtMatrixLayout_t, CudaError> {
     let [long, wide] = if view.transposed {
         [view.cols, view.rows]
     } else {
         [view.rows, view.cols]
     };
-    let layout =
-        lt::create_matrix_layout(data_type(dtype), wide as u64, long as u64, view.ld as i64)
-            .map_err(CudaError::cublas("cublasLtMatrixLayoutCreate"))?;
+    let layout = lt::create_matrix_layout(
+        element.data_type(),
+        wide as u64,
+        long as u64,
+        view.ld as i64,
+    )
+    .map_err(CudaError::cublas("cublasLtMatrixLayoutCreate"))?;
     if view.batch > 1 {
         let count = view.batch as i32;
         let stride = view.batch_stride as i64;
@@ -359,6 +230,20 @@ fn layout(view: &MatrixView, dtype: DType) -> Result<lts::cublasLtMatrixLayout_t
         set(offset, ptr::from_ref(&stride).cast(), 8)?;
     }
     Ok(layout)
+}
+
+/// Sets the addresses of the factors of `a` and `b`, which cuBLASLt takes in its own order.
+fn set_scales(desc: lts::cublasLtMatmulDesc_t, [a, b]: [u64; 2]) -> Result<(), CudaError> {
+    set_desc(
+        desc,
+        DescAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+        &b,
+    )?;
+    set_desc(
+        desc,
+        DescAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+        &a,
+    )
 }
 
 fn set_desc<T>(

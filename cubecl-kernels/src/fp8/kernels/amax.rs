@@ -1,0 +1,86 @@
+use cubecl::prelude::*;
+
+use super::Loads;
+use crate::kernel_parts::PLANE;
+
+/// Units of a cube.
+pub(in crate::fp8) const UNITS: u32 = 256;
+/// Vectors that a unit loads at once, to hide memory latency.
+const AHEAD: usize = 4;
+const PLANES: usize = (UNITS / PLANE) as usize;
+
+/// Raises `out[0]` to the bits of the largest magnitude in `x`, whose rows have `width` vectors
+/// and begin every `stride` vectors.
+///
+/// As unsigned integers, the bits of magnitudes are ordered as their values, infinity is above all
+/// numbers, and NaN above infinity. The maximum does not depend on the order of the units.
+#[cube(launch, address_type = "dynamic")]
+pub(in crate::fp8) fn amax_kernel<E: Numeric, F: Float, N: Size>(
+    x: &[Vector<E, N>],
+    out: &mut [Atomic<u32>],
+    vectors: usize,
+    width: usize,
+    stride: usize,
+    #[comptime] contiguous: bool,
+    #[comptime] loads: Loads,
+    #[define(E, F)] _dtypes: [ElemType; 2],
+) {
+    let mut shared = Shared::<[u32]>::new_slice(PLANES);
+    let units = CUBE_COUNT_X as usize * comptime!(UNITS as usize);
+    let mut low = u32::new(0);
+    let mut high = u32::new(0);
+    let mut first = ABSOLUTE_POS;
+    while first < vectors {
+        let mut loaded = Array::<Vector<E, N>>::new(AHEAD);
+        #[unroll]
+        for i in 0..AHEAD {
+            let at = first + i * units;
+            let mut value = Vector::<E, N>::new(E::from_int(0));
+            if at < vectors {
+                if comptime!(contiguous) {
+                    value = x[at];
+                } else {
+                    value = x[at / width * stride + at % width];
+                }
+            }
+            loaded[i] = value;
+        }
+        #[unroll]
+        for i in 0..AHEAD {
+            #[unroll]
+            for lane in 0..N::value() {
+                let element = loaded[i].extract(lane);
+                if comptime!(loads.per_element == 2) {
+                    // Of a pair, the upper one decides the order of words; the lower one is shifted
+                    // up, which removes its sign and the upper one.
+                    let word = u32::reinterpret(element);
+                    high = max(high, word & 0x7fff_ffffu32);
+                    low = max(low, word << 17u32);
+                } else if comptime!(loads.bits == 16) {
+                    low = max(low, u32::cast_from(u16::reinterpret(element)) << 17u32);
+                } else {
+                    high = max(high, u32::reinterpret(element) & 0x7fff_ffffu32);
+                }
+            }
+        }
+        first += comptime!(AHEAD) * units;
+    }
+    let mut largest = high;
+    if comptime!(loads.bits == 16) {
+        let bits = u16::cast_from(max(high >> 16u32, low >> 17u32));
+        largest = u32::reinterpret(f32::cast_from(F::reinterpret(bits)));
+    }
+    let largest = plane_max(largest);
+    if UNIT_POS_X == 0 {
+        shared[UNIT_POS_Y as usize] = largest;
+    }
+    sync_cube();
+    if UNIT_POS == 0 {
+        let mut largest = shared[0usize];
+        #[unroll]
+        for plane in 1..PLANES {
+            largest = max(largest, shared[plane]);
+        }
+        out[0usize].fetch_max(largest);
+    }
+}

@@ -1,0 +1,38 @@
+//! The kernels. Both read their input once, in its own dtype, and compute in f32.
+
+mod amax;
+mod cast;
+mod convert;
+mod loads;
+
+use cubecl::prelude::*;
+
+pub(super) use amax::{UNITS as AMAX_UNITS, amax_kernel};
+pub(super) use cast::{TILE, UNITS as CAST_UNITS, cast_kernel};
+pub(super) use loads::Loads;
+
+/// The sizes of a matrix and of its transpose.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct CastSizes {
+    pub(super) rows: u32,
+    pub(super) cols: u32,
+    /// Vectors from one row to the next.
+    pub(super) stride: u32,
+    /// The bytes of a row of the transpose: a multiple of 16.
+    pub(super) padded: u32,
+}
+
+/// The compile-time parameters of a cast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct CastVariant {
+    /// Whether the format is e5m2 instead of e4m3.
+    pub(super) e5m2: bool,
+    /// Whether the scale is a power of two.
+    pub(super) power_of_two: bool,
+    /// Whether the matrix is written as it lies.
+    pub(super) straight: bool,
+    /// Whether its transpose is written.
+    pub(super) transposed: bool,
+    /// How the matrix is loaded.
+    pub(super) loads: Loads,
+}

@@ -1,0 +1,24 @@
+//! Launches of the kernels on CubeCL's tensors.
+
+pub(crate) mod amax;
+pub(crate) mod cast;
+
+use burn::tensor::DType;
+
+use super::kernels::Loads;
+
+/// How floats of `dtype` are loaded in vectors of `lanes` numbers: what the kernels are told, the
+/// type of a loaded element, and the elements of a vector.
+fn loads(dtype: DType, lanes: usize) -> (Loads, DType, usize) {
+    let size = dtype.size();
+    let bits = 8 * size;
+    if lanes * size < 4 {
+        let loads = Loads {
+            per_element: 1,
+            bits,
+        };
+        return (loads, dtype, lanes);
+    }
+    let per_element = 4 / size;
+    (Loads { per_element, bits }, DType::U32, lanes / per_element)
+}

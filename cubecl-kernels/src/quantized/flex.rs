@@ -7,7 +7,7 @@ use burn::tensor::{FloatDType, Tensor, TensorData};
 use megaburn_autograd::IntoPrimitive;
 use megaburn_autograd::backend_ops::cast;
 
-use super::ops::{Quantization, Quantized, QuantizedOps};
+use super::ops::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::recipe::SummedDim;
 use super::scale::{Scale, largest_magnitude};
 use crate::gemm_ops::swapped;
@@ -44,6 +44,7 @@ impl QuantizedOps for Flex {
         a: FloatTensor<Self>,
         b: FloatTensor<Self>,
         dtype: FloatDType,
+        _: ProductOf,
     ) -> FloatTensor<Self> {
         cast::<Self>(Self::float_matmul(a, swapped::<Self>(b)), dtype)
     }
@@ -54,7 +55,7 @@ impl QuantizedOps for Flex {
         sum: Option<Tensor<2>>,
         _: Option<Tensor<2>>,
     ) -> Tensor<2> {
-        let product = Self::quantized_product(a, b, FloatDType::F32);
+        let product = Self::quantized_product(a, b, FloatDType::F32, ProductOf::WeightGradient);
         plus(sum, Self::wrap(product))
     }
 }

@@ -2,18 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A floating-point format of 8 or 4 bits, without infinities.
+/// A floating-point format of 8 bits, as quantisation uses it: without infinities.
 ///
-/// Source: Micikevicius et al., "FP8 Formats for Deep Learning" (2022), table 1; OCP Microscaling
-/// Formats (MX) 1.0 (2023), table 1.
+/// Source: Micikevicius et al., "FP8 Formats for Deep Learning" (2022), table 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SmallFloat {
     /// 4 bits of exponent and 3 of mantissa, up to 448.
     E4m3,
     /// 5 bits of exponent and 2 of mantissa, up to 57344.
     E5m2,
-    /// 2 bits of exponent and 1 of mantissa, up to 6.
-    E2m1,
 }
 
 impl SmallFloat {
@@ -22,7 +19,6 @@ impl SmallFloat {
         match self {
             Self::E4m3 => 448.0,
             Self::E5m2 => 57344.0,
-            Self::E2m1 => 6.0,
         }
     }
 
@@ -31,7 +27,6 @@ impl SmallFloat {
         match self {
             Self::E4m3 => (3, -6),
             Self::E5m2 => (2, -14),
-            Self::E2m1 => (1, 0),
         }
     }
 
@@ -64,9 +59,6 @@ mod tests {
         let of = |code: u8| match format {
             SmallFloat::E4m3 => F8E4M3::from_bits(code).to_f32(),
             SmallFloat::E5m2 => F8E5M2::from_bits(code).to_f32(),
-            SmallFloat::E2m1 => [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-                .get(usize::from(code))
-                .map_or(f32::NAN, |number| *number),
         };
         (0..128)
             .map(of)
@@ -76,7 +68,7 @@ mod tests {
 
     #[rstest]
     fn every_number_is_rounded_to_the_nearest(
-        #[values(SmallFloat::E4m3, SmallFloat::E5m2, SmallFloat::E2m1)] format: SmallFloat,
+        #[values(SmallFloat::E4m3, SmallFloat::E5m2)] format: SmallFloat,
     ) {
         let all = numbers(format);
         assert_eq!(all.last(), Some(&format.largest()));

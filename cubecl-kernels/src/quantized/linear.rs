@@ -13,7 +13,7 @@ use megaburn_autograd::{
 };
 
 use super::amax::AmaxSource;
-use super::ops::{Quantization, Quantized, QuantizedOps};
+use super::ops::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::options::LinearQuantization;
 use super::recipe::{MatrixRole, SummedDim};
 use crate::LinearOptions;
@@ -67,7 +67,12 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
         let operands = B::quantize_matrix(rows::<B>(x.clone()), amax.clone(), how);
         let weight =
             quantization.weight::<B>(w.clone(), &options, LinearPass::Forward, SummedDim::Rows);
-        let y = B::quantized_product(operand(operands.cols), weight, dtype.into());
+        let y = B::quantized_product(
+            operand(operands.cols),
+            weight,
+            dtype.into(),
+            ProductOf::Result,
+        );
         let y = match bias {
             Some(bias) => B::float_add(y, row::<B>(bias, dtype.into())),
             None => y,
@@ -113,7 +118,7 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
         } = B::quantize_matrix(dy.clone(), amax, how);
         if let Some(dy) = dy_cols {
             let w = quantization.weight::<B>(w, &options, LinearPass::Backward, SummedDim::Cols);
-            let dx = B::quantized_product(dy, w, dtype.into());
+            let dx = B::quantized_product(dy, w, dtype.into(), ProductOf::InputGradient);
             grads.register(0, B::float_reshape(dx, shape));
         }
         if let Some(dy) = dy_rows {
@@ -129,7 +134,10 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
                 }),
                 None => {
                     let (a, b) = operands();
-                    grads.register(1, B::quantized_product(a, b, dtype.into()));
+                    grads.register(
+                        1,
+                        B::quantized_product(a, b, dtype.into(), ProductOf::WeightGradient),
+                    );
                 }
             }
         }

@@ -1,6 +1,8 @@
 //! Linear maps of quantised matrices: FP8 and the emulated formats of newer GPUs.
 
 mod amax;
+#[cfg(feature = "cuda")]
+mod cube;
 mod flex;
 mod format;
 mod kept;

@@ -27,6 +27,18 @@ pub(crate) struct Quantized<T> {
     pub(crate) cols: Option<T>,
 }
 
+/// Which of a linear layer's three products is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProductOf {
+    /// The result. Tensor cores may sum with fewer bits than f32, as in PyTorch and Transformer
+    /// Engine.
+    Result,
+    /// The gradient of the input.
+    InputGradient,
+    /// The gradient of the weight, which sums over tokens.
+    WeightGradient,
+}
+
 /// Quantisation and products of a backend.
 pub(crate) trait QuantizedOps: GradAccumFusion + IntoPrimitive {
     /// A quantised matrix with the dimension that a product sums over last.
@@ -57,6 +69,7 @@ pub(crate) trait QuantizedOps: GradAccumFusion + IntoPrimitive {
         a: Self::Operand,
         b: Self::Operand,
         dtype: FloatDType,
+        of: ProductOf,
     ) -> FloatTensor<Self>;
 
     /// `sum + a bᵀ` in f32; without `sum` it is `a bᵀ`, which may then be written to `room`. `sum`

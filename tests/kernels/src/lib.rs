@@ -30,6 +30,7 @@ mod optimizer_room;
 mod optimizer_rules;
 pub mod part;
 mod pointwise;
+mod quantized;
 mod repeat;
 mod softmax;
 mod sums;
@@ -63,6 +64,7 @@ pub fn tests() -> impl Iterator<Item = (String, TestFn)> {
         ("optimizer_room", optimizer_room::TESTS),
         ("optimizer_rules", optimizer_rules::TESTS),
         ("pointwise", pointwise::TESTS),
+        ("quantized", quantized::TESTS),
         ("repeat", repeat::TESTS),
         ("softmax", softmax::TESTS),
         ("sums", sums::TESTS),

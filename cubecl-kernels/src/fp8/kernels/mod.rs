@@ -1,15 +1,18 @@
-//! The kernels. Both read their input once, in its own dtype, and compute in f32.
+//! The kernels. They read their input in its own dtype and compute in f32.
 
 mod amax;
 mod cast;
 mod convert;
 mod loads;
+mod numbers;
 
 use cubecl::prelude::*;
 
 pub(super) use amax::{UNITS as AMAX_UNITS, amax_kernel};
 pub(super) use cast::{TILE, UNITS as CAST_UNITS, cast_kernel};
 pub(super) use loads::Loads;
+pub(crate) use numbers::BlockScale;
+pub(super) use numbers::{BLOCK_UNITS, BlockSizesLaunch, blocks_kernel, numbers_kernel};
 
 /// The sizes of a matrix and of its transpose.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]

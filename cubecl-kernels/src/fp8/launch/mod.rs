@@ -2,6 +2,7 @@
 
 pub(crate) mod amax;
 pub(crate) mod cast;
+pub(crate) mod numbers;
 
 use burn::tensor::DType;
 

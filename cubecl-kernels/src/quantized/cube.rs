@@ -1,0 +1,200 @@
+//! Quantised products on GPUs: those of FP8 matrices with one scale by tensor cores, if their sizes
+//! and the GPU allow, and all others by the numbers that their elements stand for.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::{DType, FloatDType, Tensor};
+use megaburn_autograd::IntoPrimitive;
+use megaburn_autograd::backend_ops::{last_dim, slice_rows};
+use megaburn_cuda::gemm::{self, Fp8IntoOptions, Fp8Kind, Fp8Matrix, Fp8ProductOptions};
+use megaburn_cuda::tensor;
+
+use super::format::SmallFloat;
+use super::ops::{ProductOf, Quantization, Quantized, QuantizedOps};
+use super::recipe::{Scaling, SummedDim};
+use crate::fp8::{self, BlockOptions, BlockScale, CastOptions};
+use crate::gemm_ops::cube::done;
+use crate::gemm_ops::{GemmOps, ProductOptions, swapped};
+use crate::gradient_accumulation_fusion::GradAccumFusion;
+
+/// A quantised matrix on a GPU, with the dimension that a product sums over last.
+#[derive(Clone, Debug)]
+pub(crate) enum CubeOperand {
+    /// For tensor cores.
+    Fp8(Box<Fp8Matrix>),
+    /// The numbers that the elements stand for, in f32.
+    Numbers(FloatTensor<Cube>),
+}
+
+/// Sizes of FP8 products on tensor cores are multiples of this, except for the number of tokens.
+const ALIGNED: usize = 16;
+
+impl QuantizedOps for Cube {
+    type Operand = CubeOperand;
+
+    fn largest_magnitude(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        tensor::into_backend(fp8::amax(tensor::from_backend(x)))
+    }
+
+    fn quantize_matrix(
+        x: FloatTensor<Self>,
+        amax: Option<FloatTensor<Self>>,
+        how: Quantization,
+    ) -> Quantized<CubeOperand> {
+        let recipe = how.recipe;
+        let format = recipe.format(how.role);
+        let kind = kind(format);
+        if let Some(amax) = amax {
+            let cast = fp8::cast(
+                tensor::from_backend(x),
+                tensor::from_backend(amax),
+                CastOptions {
+                    kind,
+                    largest: format.largest(),
+                    power_of_two: recipe.power_of_two_scales,
+                    straight: how.cols,
+                    transposed: how.rows,
+                },
+            );
+            let scale_inv = cast.scale_inv;
+            let matrix = |values| {
+                CubeOperand::Fp8(Box::new(Fp8Matrix {
+                    values,
+                    scale_inv: scale_inv.clone(),
+                    kind,
+                }))
+            };
+            return Quantized {
+                rows: cast.transposed.map(matrix),
+                cols: cast.straight.map(matrix),
+            };
+        }
+        let along = |summed| {
+            let options = BlockOptions {
+                kind,
+                largest: format.largest(),
+                rule: match (recipe.scaling, recipe.power_of_two_scales) {
+                    (Scaling::Microscaling, _) => BlockScale::Microscale,
+                    (_, true) => BlockScale::PowerOfTwo,
+                    (_, false) => BlockScale::Exact,
+                },
+                block: recipe.block(how.role, summed),
+            };
+            let x = tensor::from_backend(x.clone());
+            tensor::into_backend(fp8::block_numbers(x, options))
+        };
+        Quantized {
+            rows: how
+                .rows
+                .then(|| CubeOperand::Numbers(swapped::<Self>(along(SummedDim::Rows)))),
+            cols: how
+                .cols
+                .then(|| CubeOperand::Numbers(along(SummedDim::Cols))),
+        }
+    }
+
+    fn numbers_of(operand: CubeOperand) -> FloatTensor<Self> {
+        match operand {
+            CubeOperand::Fp8(matrix) => tensor::into_backend(fp8::numbers(*matrix)),
+            CubeOperand::Numbers(numbers) => numbers,
+        }
+    }
+
+    fn quantized_product(
+        a: CubeOperand,
+        b: CubeOperand,
+        dtype: FloatDType,
+        of: ProductOf,
+    ) -> FloatTensor<Self> {
+        match Operands::new(a, b) {
+            Operands::Fp8(a, b) => {
+                let options = Fp8ProductOptions {
+                    dtype: dtype.into(),
+                    tune: true,
+                    fast_accum: of == ProductOf::Result,
+                    sums_tokens: of == ProductOf::WeightGradient,
+                };
+                tensor::into_backend(done(gemm::fp8_product(*a, *b, options)))
+            }
+            Operands::Numbers(a, b) => {
+                Self::product(a, swapped::<Self>(b), ProductOptions::new(dtype))
+            }
+        }
+    }
+
+    fn add_quantized_product(
+        a: CubeOperand,
+        b: CubeOperand,
+        sum: Option<Tensor<2>>,
+        room: Option<Tensor<2>>,
+    ) -> Tensor<2> {
+        match Operands::new(a, b) {
+            Operands::Fp8(a, b) => {
+                let add = sum.is_some();
+                let Some(into) = sum.or(room) else {
+                    let options = Fp8ProductOptions {
+                        dtype: DType::F32,
+                        tune: true,
+                        fast_accum: false,
+                        sums_tokens: true,
+                    };
+                    let product = done(gemm::fp8_product(*a, *b, options));
+                    return Self::wrap(tensor::into_backend(product));
+                };
+                let into = tensor::from_backend(Self::unwrap(into));
+                let options = Fp8IntoOptions {
+                    add,
+                    tune: true,
+                    fast_accum: false,
+                };
+                done(gemm::fp8_product_into(*a, *b, &into, options));
+                Self::wrap(tensor::into_backend(into))
+            }
+            Operands::Numbers(a, b) => Self::add_weight_gradient(
+                swapped::<Self>(a),
+                swapped::<Self>(b),
+                sum,
+                room,
+                Default::default(),
+            ),
+        }
+    }
+}
+
+/// The operands of a product.
+enum Operands {
+    /// Tensor cores multiply them.
+    Fp8(Box<Fp8Matrix>, Box<Fp8Matrix>),
+    /// Their numbers are multiplied.
+    Numbers(FloatTensor<Cube>, FloatTensor<Cube>),
+}
+
+impl Operands {
+    fn new(a: CubeOperand, b: CubeOperand) -> Self {
+        match (a, b) {
+            (CubeOperand::Fp8(a), CubeOperand::Fp8(b)) if are_taken(&a, &b) => Self::Fp8(a, b),
+            (a, b) => {
+                let [a, b] = [a, b].map(Cube::numbers_of);
+                // One that sums over the rows of its matrix may be padded with zeros.
+                let k = last_dim(&a.shape()).min(last_dim(&b.shape()));
+                let [a, b] = [a, b].map(|x| slice_rows::<Cube>(x, 1, 0..k));
+                Self::Numbers(a, b)
+            }
+        }
+    }
+}
+
+fn are_taken(a: &Fp8Matrix, b: &Fp8Matrix) -> bool {
+    let [n, k] = [b.values.meta.shape()[0], b.values.meta.shape()[1]];
+    let are_aligned = n.is_multiple_of(ALIGNED) && k.is_multiple_of(ALIGNED) && k > 0;
+    let both_e5m2 = a.kind == Fp8Kind::E5m2 && b.kind == Fp8Kind::E5m2;
+    let device = Cube::wrap::<2>(tensor::into_backend(a.values.clone())).device();
+    are_aligned && !both_e5m2 && gemm::takes_fp8(&device)
+}
+
+fn kind(format: SmallFloat) -> Fp8Kind {
+    match format {
+        SmallFloat::E5m2 => Fp8Kind::E5m2,
+        SmallFloat::E4m3 => Fp8Kind::E4m3,
+    }
+}

@@ -1,0 +1,177 @@
+//! Tests of quantised linear layers: the numbers are those of the CPU to the bit, and the products
+//! those of these numbers.
+
+use burn::prelude::Device;
+use burn::tensor::{DType, Tensor, TensorData};
+use megaburn_autograd::MainGrad;
+use megaburn_kernels::{
+    LinearOptions, LinearQuantization, MatrixRole, QuantizationRecipe, Scaling, SmallFloat,
+    SummedDim, quantized_linear, quantized_numbers,
+};
+
+use super::compare::{close, host, leaf, normal};
+use super::part;
+
+pub(super) const TESTS: &[super::Test] = &[
+    ("numbers_are_those_of_the_cpu", numbers),
+    ("products_are_those_of_the_cpu", products),
+    ("main_gradients_are_those_of_the_cpu", main_gradients),
+];
+
+const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+
+fn recipes() -> Vec<QuantizationRecipe> {
+    let mut all = Vec::new();
+    for scaling in [Scaling::Tensor, Scaling::Blocks, Scaling::Microscaling] {
+        for gradients in [SmallFloat::E4m3, SmallFloat::E5m2] {
+            for power_of_two_scales in [false, true] {
+                all.push(QuantizationRecipe {
+                    scaling,
+                    forward: SmallFloat::E4m3,
+                    gradients,
+                    power_of_two_scales,
+                });
+            }
+        }
+    }
+    all
+}
+
+fn numbers() -> Result<(), String> {
+    for recipe in recipes() {
+        for role in [MatrixRole::Input, MatrixRole::Weight, MatrixRole::Gradient] {
+            for summed in [SummedDim::Rows, SummedDim::Cols] {
+                for shape in [[1, 1], [33, 140], [256, 48]] {
+                    if !part::is_mine() {
+                        continue;
+                    }
+                    for dtype in FLOATS {
+                        let x = normal(shape, dtype);
+                        let of = |device: &Device| {
+                            let x = Tensor::from_data(x.clone(), (device, dtype));
+                            host(quantized_numbers(x, recipe, role, summed))
+                        };
+                        let [found, expected] = [of(&Device::cuda(0))?, of(&Device::flex())?];
+                        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                        if bits(&found) != bits(&expected) {
+                            return Err(format!(
+                                "{recipe:?} {role:?} {summed:?} {shape:?} {dtype:?}"
+                            ));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The result and the gradients of the input, the weight (unless a main gradient takes it) and the
+/// bias.
+fn run(
+    recipe: QuantizationRecipe,
+    data: &[TensorData; 4],
+    main_grad: Option<MainGrad>,
+    device: &Device,
+    dtype: DType,
+) -> Result<[Vec<f32>; 4], String> {
+    let [x, w, bias, dy] = data;
+    let x: Tensor<2> = leaf(x, device, dtype);
+    let w: Tensor<2> = leaf(w, device, dtype);
+    let bias: Tensor<1> = leaf(bias, device, dtype);
+    let options = LinearOptions {
+        main_grad: main_grad.clone(),
+        ..Default::default()
+    };
+    let quantization = LinearQuantization::new(recipe);
+    let y = quantized_linear(
+        x.clone(),
+        w.clone(),
+        Some(bias.clone()),
+        options,
+        quantization,
+    );
+    let dy = Tensor::from_data(dy.clone(), (&y.device(), dtype));
+    let grads = (y.clone() * dy).sum().backward();
+    let dw = main_grad.map_or_else(|| w.grad(&grads), |_| Some(w.inner()));
+    let [dx, dbias] = [
+        x.grad(&grads),
+        bias.grad(&grads).map(|bias| bias.unsqueeze()),
+    ];
+    let no = || "no gradient".to_string();
+    Ok([
+        host(y.inner())?,
+        host(dx.ok_or_else(no)?)?,
+        host(dw.ok_or_else(no)?)?,
+        host(dbias.ok_or_else(no)?)?,
+    ])
+}
+
+fn inputs([t, inputs, outputs]: [usize; 3], dtype: DType) -> [TensorData; 4] {
+    [
+        normal([t, inputs], dtype),
+        normal([inputs, outputs], dtype),
+        normal([outputs], dtype),
+        normal([t, outputs], dtype),
+    ]
+}
+
+/// On tensor cores the forward product is summed with 14 bits.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 1e-3,
+        DType::F16 => 3e-3,
+        _ => 1.5e-2,
+    }
+}
+
+fn products() -> Result<(), String> {
+    for recipe in recipes() {
+        for sizes in [[64, 128, 48], [37, 272, 80], [5, 33, 65]] {
+            if !part::is_mine() {
+                continue;
+            }
+            for dtype in FLOATS {
+                let data = inputs(sizes, dtype);
+                let expected = run(recipe, &data, None, &Device::flex(), DType::F32)?;
+                let found = run(recipe, &data, None, &Device::cuda(0), dtype)?;
+                for (what, (found, expected)) in ["y", "dx", "dw", "dbias"]
+                    .iter()
+                    .zip(found.iter().zip(&expected))
+                {
+                    let what = format!("{what} of {recipe:?} {sizes:?} {dtype:?}");
+                    close(&what, found, expected, tolerance(dtype))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn main_gradients() -> Result<(), String> {
+    for recipe in recipes() {
+        for sizes in [[48, 64, 32], [21, 33, 17]] {
+            if !part::is_mine() {
+                continue;
+            }
+            let batches = [0; 3].map(|_| inputs(sizes, DType::BF16));
+            let sum = |device: &Device, dtype: DType| -> Result<Vec<f32>, String> {
+                let main_grad = MainGrad::default();
+                main_grad.attach();
+                for data in &batches {
+                    run(recipe, data, Some(main_grad.clone()), device, dtype)?;
+                }
+                host(main_grad.take().ok_or("no gradient")?)
+            };
+            let found = sum(&Device::cuda(0), DType::BF16)?;
+            let expected = sum(&Device::flex(), DType::F32)?;
+            close(
+                &format!("dw of {recipe:?} {sizes:?}"),
+                &found,
+                &expected,
+                1e-5,
+            )?;
+        }
+    }
+    Ok(())
+}

@@ -20,7 +20,7 @@ const ALLOWED: [(&str, &str); 6] = [
         "a handle of cuDNN belongs to the thread of its device",
     ),
     (
-        "crates/megaburn-cuda/src/gemm/plan.rs",
+        "crates/megaburn-cuda/src/gemm/library.rs",
         "a handle of cuBLASLt belongs to the thread of its device",
     ),
     (

@@ -1,6 +1,6 @@
 use burn::tensor::DType;
 
-use super::{element::Element, fp8::Fp8Kind};
+use super::element::{Element, Fp8Kind};
 use crate::tensor::MatrixView;
 
 /// Everything that determines how a product is computed, except the addresses of its matrices.

@@ -26,7 +26,6 @@ pub(super) const TESTS: &[super::Test] = &[
 
 pub(super) const KINDS: [Fp8Kind; 2] = [Fp8Kind::E4m3, Fp8Kind::E5m2];
 const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
-const MAX_SCALE: f32 = 8.507_059_2e37;
 
 /// The number that a byte stands for; `None` for NaN and infinity.
 pub(super) fn number(byte: u8, kind: Fp8Kind) -> Option<f64> {
@@ -73,7 +72,7 @@ fn scale(amax: f32, kind: Fp8Kind, power_of_two: bool) -> f32 {
     if amax == 0.0 {
         return 1.0;
     }
-    let scale = (largest(kind) / amax).min(MAX_SCALE);
+    let scale = (largest(kind) / amax).min(2f32.powi(126));
     if power_of_two {
         f32::from_bits(scale.to_bits() & 0xff80_0000)
     } else {
@@ -337,6 +336,18 @@ fn magnitudes() -> Result<(), String> {
                 return Err(format!(
                     "{what}: {infinite:#x} of infinity, {nan:#x} of NaN"
                 ));
+            }
+        }
+        // The largest of few numbers in each place, of a vector or alone.
+        for shape in [[2, 16], [1, 7]] {
+            for at in 0..shape[0] * shape[1] {
+                let mut numbers = vec![0.5; shape[0] * shape[1]];
+                numbers[at] = -0.75;
+                let data = TensorData::new(numbers, shape);
+                let bits = found(Tensor::<2>::from_data(data, (&device, dtype)))?;
+                if f32::from_bits(bits) != 0.75 {
+                    return Err(format!("{shape:?} {dtype:?}: not found in place {at}"));
+                }
             }
         }
         for shape in [[0, 3], [3, 0], [5, 3]] {

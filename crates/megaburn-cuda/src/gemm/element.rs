@@ -1,7 +1,25 @@
 use burn::tensor::DType;
 use cudarc::cublaslt::sys::cudaDataType;
 
-use super::fp8::Fp8Kind;
+/// An FP8 number format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fp8Kind {
+    /// Four exponent bits and three mantissa bits; the largest number is 448, and there is no
+    /// infinity. For weights and activations.
+    E4m3,
+    /// Five exponent bits and two mantissa bits; the largest number is 57,344. For gradients.
+    E5m2,
+}
+
+impl Fp8Kind {
+    /// The format's name, `e4m3` or `e5m2`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::E4m3 => "e4m3",
+            Self::E5m2 => "e5m2",
+        }
+    }
+}
 
 /// The number format of a product's operand. Burn has no types for the FP8 formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -11,6 +11,7 @@ use burn::{backend::DispatchDevice, prelude::Device, tensor::DType};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{
+    element::Fp8Kind,
     key::{Key, Tokens},
     library,
     options::{self, GemmOptions},
@@ -21,26 +22,6 @@ use crate::{
     queue::{CudaQueue, Op},
     tensor::{MatrixView, empty},
 };
-
-/// An FP8 number format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fp8Kind {
-    /// Four exponent bits and three mantissa bits; the largest number is 448, and there is no
-    /// infinity. For weights and activations.
-    E4m3,
-    /// Five exponent bits and two mantissa bits; the largest number is 57,344. For gradients.
-    E5m2,
-}
-
-impl Fp8Kind {
-    /// The format's name, `e4m3` or `e5m2`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::E4m3 => "e4m3",
-            Self::E5m2 => "e5m2",
-        }
-    }
-}
 
 /// A matrix of FP8 numbers: its elements are `values * scale_inv`.
 ///
@@ -139,8 +120,8 @@ pub fn fp8_product(
 /// over. The caller must ensure that `into` is not read concurrently.
 ///
 /// # Shapes
-/// See [`fp8_product`]; `into`: `[m, n]` in f32, with contiguous rows that begin at multiples of 16
-/// bytes.
+/// See [`fp8_product`]; `into`: `[m, n]` in f32, bf16 or f16, with contiguous rows that begin at
+/// multiples of 16 bytes.
 ///
 /// # Errors
 /// See [`fp8_product`].

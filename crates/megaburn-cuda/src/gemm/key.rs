@@ -1,6 +1,6 @@
 use burn::tensor::DType;
 
-use super::{element::Element, fp8::Fp8Kind};
+use super::element::{Element, Fp8Kind};
 use crate::tensor::MatrixView;
 
 /// Everything that determines how a product is computed, except the addresses of its matrices.
@@ -302,8 +302,9 @@ mod tests {
         let key = |views, kinds, output| Key::fp8(views, kinds, output, false, Tokens::Rows, false);
         let fine = key(k_major([3, 32, 48], 64), MIXED, DType::BF16).unwrap();
         assert_eq!((fine.m, fine.n, fine.k), (3, 32, 48));
-        let swapped = k_major([3, 32, 48], 48).map(MatrixView::swapped);
-        let swapped = [swapped[1], swapped[0], swapped[2]];
+        let of_columns = MatrixView::new(&[48, 16], &[16, 1]).unwrap().swapped();
+        let [_, b, out] = k_major([16, 32, 48], 48);
+        let swapped = [of_columns, b, out];
         for (views, kinds, output, why) in [
             (
                 k_major([3, 32, 48], 48),
@@ -374,7 +375,7 @@ mod tests {
                 [[2, 3, 5], [4, 5, 7], [2, 3, 7]],
                 [F32; 3],
                 None,
-                "batches of [2, 4, 2]",
+                "batch sizes [2, 4, 2]",
             ),
             (good, [BF16; 3], Some((F32, 7)), "a bias of 7 f32"),
             (good, [BF16; 3], Some((BF16, 6)), "a bias of 6 bf16"),

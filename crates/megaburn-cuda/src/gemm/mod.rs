@@ -23,8 +23,9 @@ use crate::{
     queue::{CudaQueue, Op},
     tensor::{MatrixView, empty},
 };
+pub use element::Fp8Kind;
 pub use fp8::{
-    Fp8IntoOptions, Fp8Kind, Fp8Matrix, Fp8ProductOptions, fp8_product, fp8_product_into, takes_fp8,
+    Fp8IntoOptions, Fp8Matrix, Fp8ProductOptions, fp8_product, fp8_product_into, takes_fp8,
 };
 use key::Key;
 pub use options::{GemmOptions, Tuning, set_options};

@@ -35,8 +35,10 @@ pub(super) fn pack(a: f32, b: f32, c: f32, d: f32, #[comptime] e5m2: bool) -> u3
     word
 }
 
-/// The largest scale, so that its inverse is a normal number.
-const MAX_SCALE: f32 = 8.507_059_2e37;
+/// The largest scale, `2^126`: its inverse is still a normal number.
+const MAX_SCALE: f32 = 8.507_059e37;
+
+const _: () = assert!(MAX_SCALE.to_bits() == (126 + 127) << 23);
 
 /// The factor that maps magnitudes up to `amax` to those up to `largest`; 1 if `amax` is 0. With
 /// `power_of_two` it is rounded down to a power of two.

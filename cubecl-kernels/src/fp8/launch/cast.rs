@@ -37,15 +37,16 @@ pub struct Cast {
     pub scale_inv: CubeTensor,
 }
 
-/// Casts a matrix of f32, bf16 or f16 to FP8 in one pass. `amax` is the largest magnitude that the
-/// format shall hold, of this matrix or of several that share a scale; larger ones become the
+/// Casts a matrix of f32, bf16 or f16 to FP8 in one pass. `amax` is the largest magnitude to
+/// represent, that of this matrix or of several that share a scale; larger ones become the
 /// largest number of the format.
 ///
 /// The scale is `largest / amax`, at most `2^126`, and 1 if `amax` is 0; a number `x` becomes the
 /// FP8 number nearest to `x * scale`, of two the one that is even.
 ///
 /// # Shapes
-/// `x: [rows, cols]` with any strides; `amax: [1]` in f32
+/// `x: [rows, cols]` with any strides, but a transposed view is copied first: cast the matrix itself
+/// and take its transpose; `amax: [1]` in f32
 pub fn cast(x: CubeTensor, amax: CubeTensor, options: CastOptions) -> Cast {
     let CastOptions {
         kind,

@@ -8,7 +8,7 @@ use burn::tensor::DType;
 
 use super::kernels::Loads;
 
-/// How floats of `dtype` are loaded in vectors of `lanes` numbers: what the kernels are told, the
+/// How floats of `dtype` are loaded in vectors of `lanes` numbers: what the kernels must know, the
 /// type of a loaded element, and the elements of a vector.
 fn loads(dtype: DType, lanes: usize) -> (Loads, DType, usize) {
     let size = dtype.size();

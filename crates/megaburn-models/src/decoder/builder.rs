@@ -1,10 +1,10 @@
 use burn::{nn::Initializer, prelude::Device};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    Attention, AttentionGroups, ContextParallel, CrossAttention, CrossAttentionConfig, Mlp,
-    MlpConfig, Moe, MoeConfig, MultiLatentAttentionConfig, Norm, NormConfig, ParallelDropout,
-    ParallelDropoutConfig, QkNorm, RelativeBias, RelativeBiasConfig, SelfAttentionConfig,
-    VocabParallelEmbedding, VocabParallelEmbeddingConfig,
+    Attention, AttentionGroups, ContextParallel, CrossAttention, CrossAttentionConfig,
+    LinearPrecision, Mlp, MlpConfig, Moe, MoeConfig, MultiLatentAttentionConfig, Norm, NormConfig,
+    ParallelDropout, ParallelDropoutConfig, QkNorm, RelativeBias, RelativeBiasConfig,
+    SelfAttentionConfig, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
 };
 use megaburn_pipeline::StageLayers;
 
@@ -111,6 +111,11 @@ impl ModelBuilder<'_> {
         }
     }
 
+    /// How the matrices of block `index` are quantised.
+    fn precision(&self, index: usize) -> Option<LinearPrecision> {
+        self.options.precision.of_block(index, self.config.layers)
+    }
+
     /// The attention of block `index`.
     pub(super) fn attention(
         &self,
@@ -125,6 +130,7 @@ impl ModelBuilder<'_> {
             tp: self.groups.layers.tp.clone(),
             cp: cp.clone(),
         };
+        let tp_cp = &self.groups.layers.tp_cp;
         let path = Some(format!("blocks.{index}.attention"));
         if let Some(latent) = &config.latent {
             let layer = MultiLatentAttentionConfig {
@@ -134,12 +140,13 @@ impl ModelBuilder<'_> {
                 kernel: options.attention,
                 recompute,
                 sequence_parallel: options.sequence_parallel,
+                precision: self.precision(index),
                 initializer: self.initializer(),
                 output_initializer: self.output_initializer(),
                 path,
                 ..latent.layer(config.hidden, config.heads)
             };
-            return Ok(layer.init(groups, self.device)?);
+            return Ok(layer.init(groups, self.device)?.sharing_tokens(tp_cp));
         }
         let DecoderConfig {
             hidden,
@@ -168,13 +175,14 @@ impl ModelBuilder<'_> {
             kernel: options.attention,
             recompute,
             sequence_parallel: options.sequence_parallel,
+            precision: self.precision(index),
             initializer: self.initializer(),
             sinks_initializer: self.vector_initializer(),
             output_initializer: self.output_initializer(),
             path,
             ..SelfAttentionConfig::new(hidden, heads, kv_heads, head_dim)
         };
-        Ok(layer.init(groups, self.device)?)
+        Ok(layer.init(groups, self.device)?.sharing_tokens(tp_cp))
     }
 
     /// The attention of block `index` to the output of the encoder.
@@ -195,6 +203,7 @@ impl ModelBuilder<'_> {
             kernel: options.attention,
             recompute,
             sequence_parallel: options.sequence_parallel,
+            precision: self.precision(index),
             initializer: self.initializer(),
             output_initializer: self.output_initializer(),
             path: Some(format!("blocks.{index}.cross_attention")),
@@ -239,12 +248,15 @@ impl ModelBuilder<'_> {
             bias: self.config.mlp_bias,
             recompute,
             sequence_parallel: self.options.sequence_parallel,
+            precision: self.precision(index),
             initializer: self.initializer(),
             output_initializer: self.output_initializer(),
             path: Some(format!("blocks.{index}.mlp")),
             ..MlpConfig::new(self.config.hidden, self.config.ffn)
         };
-        Ok(layer.init(&self.groups.layers.tp, self.device)?)
+        let groups = &self.groups.layers;
+        let layer = layer.init(&groups.tp, self.device)?;
+        Ok(layer.sharing_tokens(&groups.tp_cp))
     }
 
     /// The experts of block `index`.
@@ -259,6 +271,7 @@ impl ModelBuilder<'_> {
             bias: self.config.mlp_bias,
             recompute,
             sequence_parallel: self.options.sequence_parallel,
+            precision: self.precision(index),
             initializer: self.initializer(),
             output_initializer: self.output_initializer(),
             path: Some(format!("blocks.{index}.moe")),

@@ -10,7 +10,7 @@ use crate::{
     error::ParallelError,
     init::named,
     kv_cache::{KvCache, Packed},
-    linear::{ParallelLinear, ParallelLinearConfig},
+    linear::{LinearPrecision, ParallelLinear, ParallelLinearConfig},
     recomputable::Recomputable,
     shards::{PlanBuilder, Sharded},
     tokens::BatchContext,
@@ -53,6 +53,9 @@ pub struct CrossAttentionConfig {
     /// Whether the input, the encoder's output and the result are sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
+    /// How the matrices of the projections are quantised for their products; `None` multiplies them
+    /// as they are.
+    pub precision: Option<LinearPrecision>,
     /// Initializer of the query, key and value matrices.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
@@ -121,6 +124,7 @@ impl CrossAttentionConfig {
             .with_initializer(self.output_initializer.clone());
         let layer = |mut config: ParallelLinearConfig, field: &str| {
             config.path = self.path.as_ref().map(|name| format!("{name}.{field}"));
+            config.precision = self.precision;
             config
                 .with_bias_initializer(Some(Initializer::Zeros))
                 .with_sequence_parallel(self.sequence_parallel)

@@ -32,6 +32,7 @@ pub use cross_attention::{CrossAttention, CrossAttentionConfig};
 pub use groups::AttentionGroups;
 use heads::Heads;
 pub use latent::MultiLatentAttentionConfig;
+use megaburn_collective::Group;
 pub use position_tables::PositionTables;
 pub use qk_clip::QkClip;
 pub use qk_norm::{QkNorm, QkNormKind};
@@ -182,6 +183,23 @@ impl Attention {
         match &self.heads {
             Heads::Grouped(heads) => self.project_grouped(heads, x, positions),
             Heads::Latent(heads) => self.project_latents(heads, x, positions.rope),
+        }
+    }
+
+    /// As [`ParallelLinear::sharing_tokens`].
+    pub fn sharing_tokens(self, tp_cp: &Group) -> Self {
+        let split = |layer: Option<ParallelLinear>| layer.map(|layer| layer.sharing_tokens(tp_cp));
+        let copied =
+            |layer: Option<ReplicatedLinear>| layer.map(|layer| layer.sharing_tokens(tp_cp));
+        Self {
+            qkv: split(self.qkv),
+            q_down: copied(self.q_down),
+            q_up: split(self.q_up),
+            q: split(self.q),
+            kv_down: copied(self.kv_down),
+            kv_up: split(self.kv_up),
+            output: self.output.sharing_tokens(tp_cp),
+            ..self
         }
     }
 

@@ -3,7 +3,7 @@ use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
 use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 
-use super::{LinearPlan, ParallelLinear};
+use super::{LinearPlan, LinearPrecision, ParallelLinear, precision::AmaxGroups};
 use crate::{
     error::ParallelError,
     init::{InitDraw, named},
@@ -17,6 +17,16 @@ pub enum Split {
     Column,
     /// The input features: `Y = sum_i X_i W_i`.
     Row,
+}
+
+impl Split {
+    /// Which features are split.
+    fn features(self) -> &'static str {
+        match self {
+            Self::Column => "output",
+            Self::Row => "input",
+        }
+    }
 }
 
 /// Configuration of a [`ParallelLinear`].
@@ -50,6 +60,8 @@ pub struct ParallelLinearConfig {
     /// gate-up); `None` means one part. In a column split a part may have fewer units than there
     /// are ranks; neighbours then hold copies.
     pub fused: Option<Vec<FusedPart>>,
+    /// How the matrices of the products are quantised; `None` multiplies them as they are.
+    pub precision: Option<LinearPrecision>,
     /// The axis of the group that splits the layer: TP for dense layers, ETP for experts.
     #[config(default = "Axis::Tp")]
     pub axis: Axis,
@@ -107,6 +119,7 @@ impl ParallelLinearConfig {
         let rank = group.rank();
         let ranks = group.size();
         self.check_even(&parts, ranks)?;
+        self.check_blocks(&parts, ranks)?;
         let shard = |shape: &[usize], dim| {
             ShardSpec::split(shape, dim, &parts, self.axis, rank, ranks).map_err(|source| {
                 ParallelError::Shard {
@@ -134,6 +147,10 @@ impl ParallelLinearConfig {
             .as_ref()
             .map(|spec| draw("bias", for_bias).param(spec, group, device));
         let replicas = ReplicatedParts::of(&weight_spec, group, &self.label())?;
+        let groups = AmaxGroups::of_split(self.split, group, group);
+        let quantization = self
+            .precision
+            .map(|precision| precision.quantization(groups));
         Ok(ParallelLinear {
             weight,
             bias: bias.transpose()?,
@@ -145,6 +162,7 @@ impl ParallelLinearConfig {
                 replicas,
                 main_grad: MainGrad::default(),
                 bias_grad: MainGrad::default(),
+                quantization,
             },
         })
     }
@@ -180,6 +198,20 @@ impl ParallelLinearConfig {
         }
     }
 
+    /// Refuses parts whose quantised blocks would be cut.
+    fn check_blocks(&self, parts: &[FusedPart], ranks: usize) -> Result<(), ParallelError> {
+        let features = self.split.features();
+        let precision = self.precision.as_ref();
+        match precision.and_then(|precision| precision.refusal(parts, ranks, features)) {
+            None => Ok(()),
+            Some(why) => Err(ParallelError::Config {
+                layer: "ParallelLinear",
+                name: self.label(),
+                why,
+            }),
+        }
+    }
+
     /// Refuses parts that do not divide evenly over the ranks, except in the fused parts of a
     /// column split: elsewhere the replicas would be counted twice.
     fn check_even(&self, parts: &[FusedPart], ranks: usize) -> Result<(), ParallelError> {
@@ -188,10 +220,7 @@ impl ParallelLinearConfig {
         let Some(part) = uneven.filter(|_| !copies_allowed) else {
             return Ok(());
         };
-        let features = match self.split {
-            Split::Column => "output",
-            Split::Row => "input",
-        };
+        let features = self.split.features();
         let size = part.size();
         let step = ranks * part.unit;
         let why = format!(

@@ -1,4 +1,5 @@
 mod config;
+mod precision;
 mod replicated;
 
 use burn::{
@@ -13,11 +14,17 @@ use megaburn_collective::{
         scatter_to_last_dim,
     },
 };
-use megaburn_kernels::{Bias, GroupWeight, LinearOptions, add_bias, linear};
+use megaburn_kernels::{
+    Bias, GroupWeight, LinearOptions, LinearQuantization, add_bias, linear, quantized_linear,
+};
 use megaburn_mesh::ShardSpec;
 
 pub use config::{ParallelLinearConfig, Split};
+pub use precision::LinearPrecision;
+pub(crate) use precision::delayed;
 pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
+
+use precision::AmaxGroups;
 
 use crate::{
     recomputable::Recomputable,
@@ -48,7 +55,8 @@ use crate::{
 ///
 /// With sequence parallelism a column split saves only this rank's shard of X and gathers X a
 /// second time for dW. Key/value parts that several ranks hold add an all-reduce of their gradients
-/// over their holders.
+/// over their holders. With a [precision](LinearPrecision) of one scale per tensor, each pass also
+/// reduces the largest magnitude of every matrix of which several ranks hold parts.
 #[derive(Module, Debug)]
 pub struct ParallelLinear {
     /// This rank's shard of the weight, `[d_input, d_output / n]` or `[d_input / n, d_output]`.
@@ -68,6 +76,7 @@ struct LinearPlan {
     replicas: Vec<ReplicatedParts>,
     main_grad: MainGrad,
     bias_grad: MainGrad,
+    quantization: Option<LinearQuantization>,
 }
 
 impl ParallelLinear {
@@ -137,9 +146,22 @@ impl ParallelLinear {
         (y, bias)
     }
 
-    /// Returns the layer with the same weights for full sequences, as generation needs it.
+    /// Shares the scales of tokens with the ranks that hold other tokens of the same sequences:
+    /// `tp_cp` has them and the ranks that split the layer. Without it, only the latter share scales.
+    pub fn sharing_tokens(mut self, tp_cp: &Group) -> Self {
+        let LinearPlan { config, group, .. } = &self.plan;
+        let groups = AmaxGroups::of_split(config.split, group, tp_cp);
+        let precision = config.precision;
+        self.plan.quantization = precision.map(|precision| precision.quantization(groups));
+        self
+    }
+
+    /// Returns the layer with the same weights for full sequences, as generation needs it. It is
+    /// not quantised.
     pub fn whole_sequence(mut self) -> Self {
         self.plan.config.sequence_parallel = false;
+        self.plan.config.precision = None;
+        self.plan.quantization = None;
         self
     }
 
@@ -195,7 +217,8 @@ impl ParallelLinear {
             again,
             ..Default::default()
         };
-        linear(x, self.weight(), bias, options)
+        let quantization = self.plan.quantization.as_ref();
+        product(x, self.weight(), bias, options, quantization)
     }
 
     /// The weight's main gradient; `None` if the gradient is summed over replicas first.
@@ -247,6 +270,25 @@ impl ParallelLinear {
     }
 }
 
+/// `x W + bias`, of quantised matrices if the layer is quantised.
+fn product<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    options: LinearOptions,
+    quantization: Option<&LinearQuantization>,
+) -> Tensor<D> {
+    let Some(quantization) = quantization else {
+        return linear(x, weight, bias, options);
+    };
+    let quantization = if x.device().is_autodiff() {
+        quantization.clone()
+    } else {
+        quantization.without_record()
+    };
+    quantized_linear(x, weight, bias, options, quantization)
+}
+
 /// The input that every member's columns multiply. Of a sequence-parallel input, only this rank's
 /// shard is saved for backward.
 pub(crate) fn column_input<const D: usize>(
@@ -274,5 +316,6 @@ impl Sharded for ParallelLinear {
         if let Some(spec) = &self.plan.bias_spec {
             plan.vector("bias", spec, self.bias_grad());
         }
+        plan.delayed(self.plan.quantization.as_ref());
     }
 }

@@ -8,10 +8,10 @@ use burn::{
 };
 use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
-use megaburn_kernels::{DelayedAmax, LinearQuantization};
+use megaburn_kernels::DelayedAmax;
 use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
 
-use crate::{error::ParallelError, linear::delayed};
+use crate::error::ParallelError;
 
 /// A module that knows the shards of its parameters. Layers of this crate implement it. A model
 /// forwards the call to its fields, under their names:
@@ -85,11 +85,9 @@ impl PlanBuilder {
         self.param(field, shard);
     }
 
-    /// Adds the matrices of the current module whose scales are delayed.
-    pub(crate) fn delayed(&mut self, quantization: Option<&LinearQuantization>) {
-        for (matrix, amax) in quantization.into_iter().flat_map(delayed) {
-            self.delayed.insert(self.join(matrix), amax.clone());
-        }
+    /// Adds a matrix of the current module whose scale is delayed.
+    pub(crate) fn delayed(&mut self, matrix: &str, amax: &DelayedAmax) {
+        self.delayed.insert(self.join(matrix), amax.clone());
     }
 
     /// Adds the module in field `field`.

@@ -61,27 +61,13 @@ impl AmaxSource {
     }
 
     /// The same source for a pass that is not trained on: delayed scaling records nothing.
-    fn without_record(&self) -> Self {
+    pub(super) fn without_record(&self) -> Self {
         match self {
             Self::Current(reduction) => Self::Current(reduction.clone()),
             Self::Delayed(delayed) => Self::Delayed(DelayedAmax {
                 records: false,
                 ..delayed.clone()
             }),
-        }
-    }
-}
-
-impl super::LinearQuantization {
-    /// The same quantisation for a pass that is not trained on, such as an evaluation: delayed
-    /// scaling records nothing.
-    #[must_use]
-    pub fn without_record(&self) -> Self {
-        Self {
-            recipe: self.recipe,
-            input: self.input.without_record(),
-            weight: self.weight.without_record(),
-            gradient: self.gradient.without_record(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use rstest::rstest;
 
-use super::support::{config, distances, train};
+use super::support::{config, distances, train, train_in};
 
 const STEPS: usize = 3;
 
@@ -18,7 +18,8 @@ fn every_layout_trains_with_the_scales_of_one_rank(
     };
     let one = run(&[], "tp1");
     for (sets, layout) in [
-        (&["optimizer.eps=1.0000001e-5"][..], "tp1"),
+        (&["model.parts.init_std=0.020000001"][..], "tp1"),
+        (&["model.parts.init_std=0.019999999"][..], "tp1"),
         (&[], "tp2"),
         (&[], "tp2-sp"),
         (&[], "tp2-dp2-sp"),
@@ -29,13 +30,18 @@ fn every_layout_trains_with_the_scales_of_one_rank(
         (&["parallel.zero=2"], "dp2"),
         (&["parallel.zero=3"], "dp2"),
         (&["recompute.method=uniform"], "tp2-sp"),
-        (
-            &["recompute.modules=[\"norm\", \"activation\", \"mlp\"]"],
-            "tp2-sp",
-        ),
+        (&["recompute.modules=[\"norm\", \"activation\", \"mlp\"]"], "tp2-sp"),
         (&["parallel.schedule=zb-h1"], "pp2"),
     ] {
+        let started = std::time::Instant::now();
         let found = run(sets, layout);
-        println!("{recipe} {layout} {sets:?} {:?}", distances(&found, &one));
+        println!("{recipe} {layout} {sets:?} {:?} {:?}", distances(&found, &one), started.elapsed());
     }
+    let long = ["data.seq_len=128"];
+    let all = [&long[..], &[recipe_set.as_str()]].concat();
+    let one = train(&config(dir.path(), &all, "tp1"), STEPS);
+    let cp = config(dir.path(), &all, "cp2");
+    println!("{recipe} cp2 {:?}", distances(&train(&cp, STEPS), &one));
+    let omitted = train_in(&cp, STEPS, |groups| groups.tp_cp = groups.tp.clone());
+    println!("{recipe} cp2 omitted {:?}", distances(&omitted, &one));
 }

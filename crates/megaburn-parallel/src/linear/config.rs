@@ -3,31 +3,16 @@ use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
 use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 
-use super::{LinearPlan, LinearPrecision, ParallelLinear, precision::AmaxGroups};
+use super::{
+    LinearPlan, ParallelLinear,
+    precision::{AmaxGroups, LinearPrecision},
+    split::Split,
+};
 use crate::{
     error::ParallelError,
     init::{InitDraw, named},
     replicated_parts::ReplicatedParts,
 };
-
-/// Which dimension of a linear layer's weight `[d_input, d_output]` is split over the group.
-#[derive(Config, Debug, Copy, PartialEq, Eq)]
-pub enum Split {
-    /// The output features: `Y_i = X W_i`.
-    Column,
-    /// The input features: `Y = sum_i X_i W_i`.
-    Row,
-}
-
-impl Split {
-    /// Which features are split.
-    fn features(self) -> &'static str {
-        match self {
-            Self::Column => "output",
-            Self::Row => "input",
-        }
-    }
-}
 
 /// Configuration of a [`ParallelLinear`].
 ///

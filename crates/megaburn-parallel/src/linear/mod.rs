@@ -1,6 +1,7 @@
 mod config;
 mod precision;
 mod replicated;
+mod split;
 
 use burn::{
     module::{Module, Param},
@@ -14,17 +15,15 @@ use megaburn_collective::{
         scatter_to_last_dim,
     },
 };
-use megaburn_kernels::{
-    Bias, GroupWeight, LinearOptions, LinearQuantization, add_bias, linear, quantized_linear,
-};
+use megaburn_kernels::{Bias, GroupWeight, LinearOptions, LinearQuantization, add_bias};
 use megaburn_mesh::ShardSpec;
 
-pub use config::{ParallelLinearConfig, Split};
+pub use config::ParallelLinearConfig;
 pub use precision::LinearPrecision;
-pub(crate) use precision::delayed;
 pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
+pub use split::Split;
 
-use precision::AmaxGroups;
+use precision::{AmaxGroups, add_delayed, product};
 
 use crate::{
     recomputable::Recomputable,
@@ -270,25 +269,6 @@ impl ParallelLinear {
     }
 }
 
-/// `x W + bias`, of quantised matrices if the layer is quantised.
-fn product<const D: usize>(
-    x: Tensor<D>,
-    weight: Tensor<2>,
-    bias: Option<Tensor<1>>,
-    options: LinearOptions,
-    quantization: Option<&LinearQuantization>,
-) -> Tensor<D> {
-    let Some(quantization) = quantization else {
-        return linear(x, weight, bias, options);
-    };
-    let quantization = if x.device().is_autodiff() {
-        quantization.clone()
-    } else {
-        quantization.without_record()
-    };
-    quantized_linear(x, weight, bias, options, quantization)
-}
-
 /// The input that every member's columns multiply. Of a sequence-parallel input, only this rank's
 /// shard is saved for backward.
 pub(crate) fn column_input<const D: usize>(
@@ -316,6 +296,6 @@ impl Sharded for ParallelLinear {
         if let Some(spec) = &self.plan.bias_spec {
             plan.vector("bias", spec, self.bias_grad());
         }
-        plan.delayed(self.plan.quantization.as_ref());
+        add_delayed(plan, self.plan.quantization.as_ref());
     }
 }

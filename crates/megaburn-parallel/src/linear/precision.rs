@@ -1,13 +1,15 @@
 //! The precision of a linear layer's products, and which ranks share the scales of its matrices.
 
-use burn::config::Config;
+use burn::{config::Config, tensor::Tensor};
 use megaburn_collective::{Group, region::max_over};
 use megaburn_kernels::{
-    AmaxReduction, AmaxSource, DelayedAmax, LinearQuantization, QuantizationRecipe,
+    AmaxReduction, AmaxSource, DelayedAmax, LinearOptions, LinearQuantization, QuantizationRecipe,
+    linear, quantized_linear,
 };
 use megaburn_mesh::FusedPart;
 
-use super::Split;
+use super::split::Split;
+use crate::shards::PlanBuilder;
 
 /// How linear layers quantise the matrices of their products.
 ///
@@ -110,19 +112,39 @@ impl LinearPrecision {
     }
 }
 
-/// The delayed maxima of a layer, by the name of the matrix.
-pub(crate) fn delayed(
-    quantization: &LinearQuantization,
-) -> impl Iterator<Item = (&'static str, &DelayedAmax)> {
-    let LinearQuantization {
+/// `x W + bias`, of quantised matrices if the layer is quantised.
+pub(super) fn product<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    options: LinearOptions,
+    quantization: Option<&LinearQuantization>,
+) -> Tensor<D> {
+    let Some(quantization) = quantization else {
+        return linear(x, weight, bias, options);
+    };
+    let quantization = if x.device().is_autodiff() {
+        quantization.clone()
+    } else {
+        quantization.without_record()
+    };
+    quantized_linear(x, weight, bias, options, quantization)
+}
+
+/// Adds the matrices of a layer whose scales are delayed to the plan.
+pub(super) fn add_delayed(plan: &mut PlanBuilder, quantization: Option<&LinearQuantization>) {
+    let Some(LinearQuantization {
         input,
         weight,
         gradient,
         ..
-    } = quantization;
-    let all = [("input", input), ("weight", weight), ("gradient", gradient)];
-    all.into_iter().filter_map(|(name, source)| match source {
-        AmaxSource::Delayed(delayed) => Some((name, delayed)),
-        AmaxSource::Current(_) => None,
-    })
+    }) = quantization
+    else {
+        return;
+    };
+    for (matrix, source) in [("input", input), ("weight", weight), ("gradient", gradient)] {
+        if let AmaxSource::Delayed(amax) = source {
+            plan.delayed(matrix, amax);
+        }
+    }
 }

@@ -10,7 +10,7 @@ use megaburn_collective::Group;
 use megaburn_kernels::{LinearOptions, LinearQuantization};
 use megaburn_mesh::{Axis, ShardSpec};
 
-use super::{LinearPrecision, precision::AmaxGroups, product};
+use super::precision::{AmaxGroups, LinearPrecision, add_delayed, product};
 use crate::{
     error::ParallelError,
     init::{InitDraw, named},
@@ -185,6 +185,6 @@ impl Sharded for ReplicatedLinear {
         if let Some(bias) = &self.bias {
             plan.vector("bias", &self.plan.replica.spec(bias), self.bias_grad());
         }
-        plan.delayed(self.plan.quantization.as_ref());
+        add_delayed(plan, self.plan.quantization.as_ref());
     }
 }

@@ -5,6 +5,7 @@ mod amax_histories;
 mod batch;
 mod collator;
 mod conversions;
+mod delayed_scales;
 mod discard;
 #[cfg(test)]
 mod estimated;
@@ -136,6 +137,8 @@ pub struct Trainer {
     last_load: Vec<Option<Vec<f64>>>,
     /// The largest magnitudes of the steps before, with delayed scaling.
     amax_histories: AmaxHistories,
+    /// The matrices of all ranks whose scales are delayed, once they are known.
+    matrix_names: Option<Vec<String>>,
     data: Arc<RunData>,
     progress: Progress,
     enqueued: Duration,
@@ -239,7 +242,8 @@ impl Trainer {
                 layout.dp,
             )?,
             last_load: vec![None; model_config.num_blocks()],
-            amax_histories: AmaxHistories::default(),
+            amax_histories: AmaxHistories::new(&config.precision),
+            matrix_names: None,
             model: Some(model),
             plan,
             model_config,

@@ -260,7 +260,7 @@ impl Trainer {
             loss_scaler: self.loss_scaler,
             optimizer: self.optimizer.name().to_string(),
             last_load: self.last_load.clone(),
-            amaxes: self.saved_amaxes(),
+            amaxes: self.amax_histories.saved(),
             eval_losses: self.eval_losses.clone(),
             imported: self.imported,
         }

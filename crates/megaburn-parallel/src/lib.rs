@@ -79,7 +79,7 @@ pub use encoder_rows::EncoderRows;
 pub use error::ParallelError;
 pub use kv_cache::{KvCache, Packed};
 pub use linear::{
-    LinearPrecision, ParallelLinear, ParallelLinearConfig, ReplicatedLinear,
+    LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope, ReplicatedLinear,
     ReplicatedLinearConfig, Split,
 };
 pub use mlp::{Activation, Mlp, MlpConfig};

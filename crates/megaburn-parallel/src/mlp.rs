@@ -17,7 +17,7 @@ use megaburn_mesh::FusedPart;
 use crate::{
     error::ParallelError,
     init::named,
-    linear::{LinearPrecision, ParallelLinear, ParallelLinearConfig},
+    linear::{LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope},
     recomputable::Recomputable,
     shards::{PlanBuilder, Sharded},
 };
@@ -233,11 +233,11 @@ impl Mlp {
         }
     }
 
-    /// As [`ParallelLinear::sharing_tokens`].
-    pub fn sharing_tokens(self, tp_cp: &Group) -> Self {
+    /// As [`ParallelLinear::in_scope`].
+    pub fn in_scope(self, scope: &PrecisionScope) -> Self {
         Self {
-            up: self.up.sharing_tokens(tp_cp),
-            down: self.down.sharing_tokens(tp_cp),
+            up: self.up.in_scope(scope),
+            down: self.down.in_scope(scope),
             ..self
         }
     }

@@ -38,6 +38,11 @@ impl LinearQuantization {
             input: self.input.without_record(),
             weight: self.weight.without_record(),
             gradient: self.gradient.without_record(),
+            // The magnitude of a kept weight is recorded where it is quantised: not in this pass.
+            kept: match self.weight {
+                AmaxSource::Current(_) => self.kept.clone(),
+                AmaxSource::Delayed(_) => None,
+            },
         }
     }
 }

@@ -11,27 +11,19 @@ const DELAYED: [&str; 2] = ["precision.recipe=delayed", "precision.amax_history_
 fn resumed(layouts: [&str; 2], saved: usize, num: usize, sets: &[&str]) -> Vec<[f64; 2]> {
     let dir = tempfile::tempdir().unwrap();
     let sets = [&DELAYED, sets].concat();
-    on_trainers(
-        &config(dir.path(), &sets, layouts[0]),
-        |_| {},
-        |mut trainer| {
-            for _ in 0..saved {
-                trainer.step()?;
-                trainer.evaluate()?;
-            }
-            trainer.save()
-        },
-    );
-    let mut ranks = on_trainers(
-        &config(dir.path(), &sets, layouts[1]),
-        |_| {},
-        |mut trainer| {
-            trainer.resume()?.expect("there is a checkpoint");
-            (0..num)
-                .map(|_| trainer.step())
-                .collect::<Result<Vec<_>, TrainError>>()
-        },
-    );
+    on_trainers(&config(dir.path(), &sets, layouts[0]), |mut trainer| {
+        for _ in 0..saved {
+            trainer.step()?;
+            trainer.evaluate()?;
+        }
+        trainer.save()
+    });
+    let mut ranks = on_trainers(&config(dir.path(), &sets, layouts[1]), |mut trainer| {
+        trainer.resume()?.expect("there is a checkpoint");
+        (0..num)
+            .map(|_| trainer.step())
+            .collect::<Result<Vec<_>, TrainError>>()
+    });
     numbers(&ranks.swap_remove(0))
 }
 

@@ -46,11 +46,9 @@ pub(super) fn config(dir: &Path, sets: &[&str], layout: &str) -> TrainConfig {
     layers.with_layout(layout).unwrap().load().unwrap()
 }
 
-/// Runs `body` on each rank's trainer, whose groups `change` may change, and returns the results in
-/// rank order.
+/// Runs `body` on each rank's trainer, and returns the results in rank order.
 pub(super) fn on_trainers<T: Send>(
     config: &TrainConfig,
-    change: impl Fn(&mut ProcessGroups) + Sync,
     body: impl Fn(Trainer) -> Result<T, TrainError> + Sync,
 ) -> Vec<T> {
     let layout = config.layout(None).unwrap();
@@ -61,8 +59,7 @@ pub(super) fn on_trainers<T: Send>(
     };
     let config = Arc::new(config.clone());
     let ranks = run_threads(layout.world_size(), options, |world| {
-        let mut groups = ProcessGroups::new(&world, layout)?;
-        change(&mut groups);
+        let groups = ProcessGroups::new(&world, layout)?;
         let device = Device::flex().autodiff();
         body(Trainer::new(config.clone(), groups, device, data.clone())?)
     });
@@ -71,23 +68,16 @@ pub(super) fn on_trainers<T: Send>(
 
 /// Trains `num` steps from the beginning; returns loss and gradient norm of each.
 pub(super) fn train(config: &TrainConfig, num: usize) -> Vec<[f64; 2]> {
-    train_in(config, num, |_| {})
-}
-
-/// As [`train`], in changed groups.
-pub(super) fn train_in(
-    config: &TrainConfig,
-    num: usize,
-    change: impl Fn(&mut ProcessGroups) + Sync,
-) -> Vec<[f64; 2]> {
-    let mut ranks = on_trainers(config, change, |mut trainer| {
-        (0..num).map(|_| trainer.step()).collect::<Result<_, _>>()
+    let mut ranks = on_trainers(config, |mut trainer| {
+        (0..num)
+            .map(|_| trainer.step())
+            .collect::<Result<Vec<_>, _>>()
     });
     numbers(&ranks.swap_remove(0))
 }
 
 /// Loss and gradient norm of each step.
-pub(super) fn numbers(steps: &Vec<StepMetrics>) -> Vec<[f64; 2]> {
+pub(super) fn numbers(steps: &[StepMetrics]) -> Vec<[f64; 2]> {
     steps
         .iter()
         .map(|step| [step.loss, step.grad_norm])

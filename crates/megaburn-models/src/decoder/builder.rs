@@ -3,8 +3,8 @@ use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     Attention, AttentionGroups, ContextParallel, CrossAttention, CrossAttentionConfig,
     LinearPrecision, Mlp, MlpConfig, Moe, MoeConfig, MultiLatentAttentionConfig, Norm, NormConfig,
-    ParallelDropout, ParallelDropoutConfig, QkNorm, RelativeBias, RelativeBiasConfig,
-    SelfAttentionConfig, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
+    ParallelDropout, ParallelDropoutConfig, PrecisionScope, QkNorm, RelativeBias,
+    RelativeBiasConfig, SelfAttentionConfig, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
 };
 use megaburn_pipeline::StageLayers;
 
@@ -17,6 +17,8 @@ pub(super) struct ModelBuilder<'a> {
     pub(super) config: &'a DecoderConfig,
     pub(super) options: &'a ModelOptions,
     pub(super) groups: &'a ModelGroups,
+    /// What its quantised layers share.
+    pub(super) scope: PrecisionScope,
     /// The chunks of each sequence that this rank holds.
     pub(super) zigzag: Zigzag,
     pub(super) device: &'a Device,
@@ -130,7 +132,6 @@ impl ModelBuilder<'_> {
             tp: self.groups.layers.tp.clone(),
             cp: cp.clone(),
         };
-        let tp_cp = &self.groups.layers.tp_cp;
         let path = Some(format!("blocks.{index}.attention"));
         if let Some(latent) = &config.latent {
             let layer = MultiLatentAttentionConfig {
@@ -146,7 +147,7 @@ impl ModelBuilder<'_> {
                 path,
                 ..latent.layer(config.hidden, config.heads)
             };
-            return Ok(layer.init(groups, self.device)?.sharing_tokens(tp_cp));
+            return Ok(layer.init(groups, self.device)?.in_scope(&self.scope));
         }
         let DecoderConfig {
             hidden,
@@ -182,7 +183,7 @@ impl ModelBuilder<'_> {
             path,
             ..SelfAttentionConfig::new(hidden, heads, kv_heads, head_dim)
         };
-        Ok(layer.init(groups, self.device)?.sharing_tokens(tp_cp))
+        Ok(layer.init(groups, self.device)?.in_scope(&self.scope))
     }
 
     /// The attention of block `index` to the output of the encoder.
@@ -209,7 +210,8 @@ impl ModelBuilder<'_> {
             path: Some(format!("blocks.{index}.cross_attention")),
             ..CrossAttentionConfig::new(config.hidden, config.heads, config.head_dim)
         };
-        Ok(layer.init(&self.groups.layers.tp, self.device)?)
+        let layer = layer.init(&self.groups.layers.tp, self.device)?;
+        Ok(layer.in_scope(&self.scope))
     }
 
     /// The relative bias of the blocks that see later positions, or of the others, if these stages
@@ -254,9 +256,8 @@ impl ModelBuilder<'_> {
             path: Some(format!("blocks.{index}.mlp")),
             ..MlpConfig::new(self.config.hidden, self.config.ffn)
         };
-        let groups = &self.groups.layers;
-        let layer = layer.init(&groups.tp, self.device)?;
-        Ok(layer.sharing_tokens(&groups.tp_cp))
+        let layer = layer.init(&self.groups.layers.tp, self.device)?;
+        Ok(layer.in_scope(&self.scope))
     }
 
     /// The experts of block `index`.
@@ -281,6 +282,6 @@ impl ModelBuilder<'_> {
         // Forces the lazy initialisation of the biases: parameters that are not initialised yet
         // count as ones with a gradient.
         moe.router.biases();
-        Ok(moe)
+        Ok(moe.in_scope(&self.scope))
     }
 }

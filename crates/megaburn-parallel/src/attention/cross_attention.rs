@@ -10,7 +10,7 @@ use crate::{
     error::ParallelError,
     init::named,
     kv_cache::{KvCache, Packed},
-    linear::{LinearPrecision, ParallelLinear, ParallelLinearConfig},
+    linear::{LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope},
     recomputable::Recomputable,
     shards::{PlanBuilder, Sharded},
     tokens::BatchContext,
@@ -229,6 +229,16 @@ impl CrossAttention {
         let q = self.by_head(self.q.forward(x));
         self.output
             .forward(self.core.cross_cached(q, packed, memory))
+    }
+
+    /// As [`ParallelLinear::in_scope`].
+    pub fn in_scope(self, scope: &PrecisionScope) -> Self {
+        Self {
+            q: self.q.in_scope(scope),
+            kv: self.kv.in_scope(scope),
+            output: self.output.in_scope(scope),
+            ..self
+        }
     }
 
     /// Returns the layer with the same weights for full sequences, as generation needs it.

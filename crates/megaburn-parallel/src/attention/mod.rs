@@ -19,7 +19,7 @@ mod whole_attention;
 
 use crate::{
     kv_cache::{KvCache, Packed},
-    linear::{ParallelLinear, ReplicatedLinear},
+    linear::{ParallelLinear, PrecisionScope, ReplicatedLinear},
     norm::Norm,
     recomputable::Recomputable,
     shards::{PlanBuilder, Sharded},
@@ -32,7 +32,6 @@ pub use cross_attention::{CrossAttention, CrossAttentionConfig};
 pub use groups::AttentionGroups;
 use heads::Heads;
 pub use latent::MultiLatentAttentionConfig;
-use megaburn_collective::Group;
 pub use position_tables::PositionTables;
 pub use qk_clip::QkClip;
 pub use qk_norm::{QkNorm, QkNormKind};
@@ -186,11 +185,10 @@ impl Attention {
         }
     }
 
-    /// As [`ParallelLinear::sharing_tokens`].
-    pub fn sharing_tokens(self, tp_cp: &Group) -> Self {
-        let split = |layer: Option<ParallelLinear>| layer.map(|layer| layer.sharing_tokens(tp_cp));
-        let copied =
-            |layer: Option<ReplicatedLinear>| layer.map(|layer| layer.sharing_tokens(tp_cp));
+    /// As [`ParallelLinear::in_scope`].
+    pub fn in_scope(self, scope: &PrecisionScope) -> Self {
+        let split = |layer: Option<ParallelLinear>| layer.map(|layer| layer.in_scope(scope));
+        let copied = |layer: Option<ReplicatedLinear>| layer.map(|layer| layer.in_scope(scope));
         Self {
             qkv: split(self.qkv),
             q_down: copied(self.q_down),
@@ -198,7 +196,7 @@ impl Attention {
             q: split(self.q),
             kv_down: copied(self.kv_down),
             kv_up: split(self.kv_up),
-            output: self.output.sharing_tokens(tp_cp),
+            output: self.output.in_scope(scope),
             ..self
         }
     }

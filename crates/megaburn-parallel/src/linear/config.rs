@@ -135,7 +135,7 @@ impl ParallelLinearConfig {
         let groups = AmaxGroups::of_split(self.split, group, group);
         let quantization = self
             .precision
-            .map(|precision| precision.quantization(groups));
+            .map(|precision| precision.quantization(groups, None));
         Ok(ParallelLinear {
             weight,
             bias: bias.transpose()?,

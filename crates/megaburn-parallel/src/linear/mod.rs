@@ -19,7 +19,7 @@ use megaburn_kernels::{Bias, GroupWeight, LinearOptions, LinearQuantization, add
 use megaburn_mesh::ShardSpec;
 
 pub use config::ParallelLinearConfig;
-pub use precision::LinearPrecision;
+pub use precision::{LinearPrecision, PrecisionScope};
 pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
 pub use split::Split;
 
@@ -145,13 +145,13 @@ impl ParallelLinear {
         (y, bias)
     }
 
-    /// Shares the scales of tokens with the ranks that hold other tokens of the same sequences:
-    /// `tp_cp` has them and the ranks that split the layer. Without it, only the latter share scales.
-    pub fn sharing_tokens(mut self, tp_cp: &Group) -> Self {
+    /// Makes the layer one of a model. Without it, only ranks that split the layer share scales, and
+    /// the weight is quantised in every pass.
+    pub fn in_scope(mut self, scope: &PrecisionScope) -> Self {
         let LinearPlan { config, group, .. } = &self.plan;
-        let groups = AmaxGroups::of_split(config.split, group, tp_cp);
-        let precision = config.precision;
-        self.plan.quantization = precision.map(|precision| precision.quantization(groups));
+        let groups = AmaxGroups::of_split(config.split, group, &scope.tokens);
+        let of = |precision: LinearPrecision| precision.quantization(groups, Some(&scope.weights));
+        self.plan.quantization = config.precision.map(of);
         self
     }
 

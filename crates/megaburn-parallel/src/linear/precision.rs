@@ -3,8 +3,8 @@
 use burn::{config::Config, tensor::Tensor};
 use megaburn_collective::{Group, region::max_over};
 use megaburn_kernels::{
-    AmaxReduction, AmaxSource, DelayedAmax, LinearOptions, LinearQuantization, QuantizationRecipe,
-    linear, quantized_linear,
+    AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearOptions, LinearQuantization,
+    QuantizationRecipe, WeightSpan, linear, quantized_linear,
 };
 use megaburn_mesh::FusedPart;
 
@@ -27,6 +27,15 @@ pub struct LinearPrecision {
     /// ([`DelayedAmax`]), which the trainer keeps.
     #[config(default = false)]
     pub delayed: bool,
+}
+
+/// What the quantised layers of a model share on a rank.
+#[derive(Clone, Debug)]
+pub struct PrecisionScope {
+    /// The ranks that work on the same sequences: they share the scales of tokens.
+    pub tokens: Group,
+    /// Says when no weight changes, so that each is quantised only once.
+    pub weights: WeightSpan,
 }
 
 /// The ranks that hold parts of each matrix of a layer.
@@ -68,8 +77,12 @@ impl<'a> AmaxGroups<'a> {
 }
 
 impl LinearPrecision {
-    /// The quantisation of one layer.
-    pub(super) fn quantization(&self, groups: AmaxGroups<'_>) -> LinearQuantization {
+    /// The quantisation of one layer, whose quantised weight is kept if there is a span.
+    pub(super) fn quantization(
+        &self,
+        groups: AmaxGroups<'_>,
+        weights: Option<&WeightSpan>,
+    ) -> LinearQuantization {
         let source = |group: Option<&Group>| {
             let reduction = group.filter(|group| group.size() > 1).map(|group| {
                 let group = group.clone();
@@ -86,6 +99,7 @@ impl LinearPrecision {
             input: source(groups.input),
             weight: source(groups.weight),
             gradient: source(groups.gradient),
+            kept: weights.map(KeptWeight::new),
         }
     }
 

@@ -10,7 +10,7 @@ use megaburn_collective::Group;
 use megaburn_kernels::{LinearOptions, LinearQuantization};
 use megaburn_mesh::{Axis, ShardSpec};
 
-use super::precision::{AmaxGroups, LinearPrecision, add_delayed, product};
+use super::precision::{AmaxGroups, LinearPrecision, PrecisionScope, add_delayed, product};
 use crate::{
     error::ParallelError,
     init::{InitDraw, named},
@@ -67,7 +67,7 @@ impl ReplicatedLinearConfig {
         let tokens = self.sequence_parallel.then_some(group);
         let quantization = self
             .precision
-            .map(|precision| precision.quantization(AmaxGroups::of_tokens(tokens)));
+            .map(|precision| precision.quantization(AmaxGroups::of_tokens(tokens), None));
         Ok(ReplicatedLinear {
             weight: draw.param(&spec, group, device)?,
             bias: self.bias.then(bias),
@@ -136,19 +136,19 @@ impl ReplicatedLinear {
         product(x, replica.value(&self.weight), bias, options, quantization)
     }
 
-    /// Shares the scales of tokens with the ranks that hold other tokens of the same sequences:
-    /// `tp_cp` has them and the ranks that hold copies of the layer. Without it, only the latter
-    /// share scales.
-    pub fn sharing_tokens(mut self, tp_cp: &Group) -> Self {
+    /// As [`ParallelLinear::in_scope`](crate::ParallelLinear::in_scope).
+    pub fn in_scope(mut self, scope: &PrecisionScope) -> Self {
         let ReplicatedPlan {
             precision,
             sequence_parallel,
             group,
             ..
         } = &self.plan;
-        let is_split = *sequence_parallel || tp_cp.size() > group.size();
-        let groups = AmaxGroups::of_tokens(is_split.then_some(tp_cp));
-        self.plan.quantization = precision.map(|precision| precision.quantization(groups));
+        let tokens = &scope.tokens;
+        let is_split = *sequence_parallel || tokens.size() > group.size();
+        let groups = AmaxGroups::of_tokens(is_split.then_some(tokens));
+        let of = |precision: LinearPrecision| precision.quantization(groups, Some(&scope.weights));
+        self.plan.quantization = precision.map(of);
         self
     }
 

@@ -179,9 +179,7 @@ impl MoeConfig {
             .with_output_initializer(self.output_initializer.clone());
         config.path = self.path_of("shared");
         config.precision = self.precision;
-        Ok(config
-            .init(&groups.tp, device)?
-            .sharing_tokens(&groups.tp_cp))
+        config.init(&groups.tp, device)
     }
 
     fn router(&self, groups: &ExpertGroups, options: MoeOptions) -> RouterParts {

@@ -3,12 +3,13 @@
 use burn::tensor::{Tensor, TensorData};
 use megaburn_collective::Group;
 use megaburn_kernels::{
-    LinearOptions, LinearQuantization, QuantizationRecipe, Scaling, SmallFloat, quantized_linear,
+    LinearOptions, LinearQuantization, QuantizationRecipe, Scaling, SmallFloat, WeightSpan,
+    quantized_linear,
 };
 use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 use megaburn_parallel::{
-    LinearPrecision, MlpConfig, ParallelLinear, ParallelLinearConfig, ReplicatedLinear,
-    ReplicatedLinearConfig, delayed_amaxes,
+    LinearPrecision, MlpConfig, ParallelLinear, ParallelLinearConfig, PrecisionScope,
+    ReplicatedLinear, ReplicatedLinearConfig, delayed_amaxes,
 };
 use rstest::rstest;
 
@@ -234,7 +235,10 @@ fn ranks_with_other_tokens_share_the_scales_of_tokens(
             let alone = Group::single(seed);
             let layer = config.init(&alone, &autodiff()).unwrap();
             let layer = if shares {
-                layer.sharing_tokens(&cp)
+                layer.in_scope(&PrecisionScope {
+                    tokens: cp.clone(),
+                    weights: WeightSpan::default(),
+                })
             } else {
                 layer
             };
@@ -318,6 +322,20 @@ fn delayed_scales_are_those_that_are_set() {
         .fold(0.0f32, |most, x| most.max(x.abs()));
     let current = amaxes["input"].take_current().unwrap();
     assert_eq!(floats(&current.clone().into_data()), [largest]);
+    // A weight that is kept for an evaluation would not be recorded in the pass that is trained on.
+    let span = WeightSpan::default();
+    let scoped = layer.clone().in_scope(&PrecisionScope {
+        tokens: Group::single(1),
+        weights: span.clone(),
+    });
+    {
+        let _unchanged = span.unchanged();
+        let in_span = burn::module::Module::valid(&scoped).forward(inner.clone());
+        assert_eq!(in_span.into_data(), by_own);
+        scoped.forward(leaf::<3>(x.clone()));
+        let weight = delayed_amaxes(&scoped)["weight"].take_current();
+        assert!(weight.is_some(), "the weight was not recorded");
+    }
     // A scale for magnitudes of up to a tenth saturates the larger ones.
     amaxes["input"].set_derived(Some(current.clone() * 0.1));
     let saturated = valid.forward(inner.clone()).into_data();

@@ -321,6 +321,7 @@ impl Trainer {
             inner_device,
             losses,
         };
+        let _unchanged = executor.trainer.model_in_flight().unchanged_weights();
         run(&schedule, &spec, &mut executor)?;
         let losses = executor.losses;
         self.step_samples.clear();

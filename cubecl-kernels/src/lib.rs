@@ -97,7 +97,7 @@ pub use optimizer::{
     bf16_out_slice, lion, lion_scaled, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
 };
 pub use quantized::{
-    AmaxHistory, AmaxReduction, AmaxSource, KeptWeight, LinearQuantization, MatrixRole,
+    AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearQuantization, MatrixRole,
     QuantizationRecipe, Scale, Scaling, SmallFloat, SummedDim, UnchangedWeights, WeightSpan,
     quantized_linear, quantized_numbers,
 };

@@ -7,6 +7,7 @@ mod data;
 mod encoder_decoders;
 mod encoders;
 mod experts;
+mod fp8;
 mod house;
 mod layouts;
 mod models;

@@ -17,7 +17,7 @@ use megaburn_mesh::FusedPart;
 use crate::{
     error::ParallelError,
     init::named,
-    linear::{ParallelLinear, ParallelLinearConfig},
+    linear::{LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope},
     recomputable::Recomputable,
     shards::{PlanBuilder, Sharded},
 };
@@ -125,6 +125,8 @@ pub struct MlpConfig {
     /// as its input or half as large. The input is saved for the activation's own backward anyway.
     #[config(default = false)]
     pub recompute: bool,
+    /// How the matrices are quantised for their products; `None` multiplies them as they are.
+    pub precision: Option<LinearPrecision>,
     /// Initializer of the up (and gate) matrix.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
@@ -165,6 +167,7 @@ impl MlpConfig {
         let down = ParallelLinearConfig::row(d_ffn, d_model);
         let layer = |mut config: ParallelLinearConfig, field: &str, initializer: &Initializer| {
             config.path = self.path.as_ref().map(|name| format!("{name}.{field}"));
+            config.precision = self.precision;
             config
                 .with_bias(self.bias)
                 .with_sequence_parallel(self.sequence_parallel)
@@ -227,6 +230,15 @@ impl Mlp {
                 RecomputeFn::new(move || forward(x.clone(), bias.clone())),
             ),
             None => y.into(),
+        }
+    }
+
+    /// As [`ParallelLinear::in_scope`].
+    pub fn in_scope(self, scope: &PrecisionScope) -> Self {
+        Self {
+            up: self.up.in_scope(scope),
+            down: self.down.in_scope(scope),
+            ..self
         }
     }
 

@@ -8,6 +8,7 @@ use burn::{
 };
 use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
+use megaburn_kernels::DelayedAmax;
 use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
 
 use crate::error::ParallelError;
@@ -53,6 +54,7 @@ pub struct PlanBuilder {
     params: Vec<(String, ParamSpec)>,
     main_grads: BTreeMap<String, MainGrad>,
     vector_grads: BTreeMap<String, MainGrad>,
+    delayed: BTreeMap<String, DelayedAmax>,
     /// For each layer with a name, the name that keyed its draw, and the layer's path.
     names: Vec<(String, String)>,
 }
@@ -81,6 +83,11 @@ impl PlanBuilder {
         self.vector_grads
             .extend(main_grad.map(|main_grad| (self.join(field), main_grad)));
         self.param(field, shard);
+    }
+
+    /// Adds a matrix of the current module whose scale is delayed.
+    pub(crate) fn delayed(&mut self, matrix: &str, amax: &DelayedAmax) {
+        self.delayed.insert(self.join(matrix), amax.clone());
     }
 
     /// Adds the module in field `field`.
@@ -163,6 +170,14 @@ pub fn vector_grads<M: Sharded>(model: &M) -> BTreeMap<String, MainGrad> {
     let mut builder = PlanBuilder::default();
     model.shards(&mut builder);
     builder.vector_grads
+}
+
+/// The largest magnitudes of the matrices whose scales are delayed, by the path of the layer and
+/// the name of the matrix: `input`, `weight` or `gradient`.
+pub fn delayed_amaxes<M: Sharded>(model: &M) -> BTreeMap<String, DelayedAmax> {
+    let mut builder = PlanBuilder::default();
+    model.shards(&mut builder);
+    builder.delayed
 }
 
 /// Refuses a plan that misses a parameter, names one that does not exist, or gives one another

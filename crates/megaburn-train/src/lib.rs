@@ -20,6 +20,7 @@ pub mod megatron;
 pub mod memory;
 mod monitor;
 mod pipeline;
+mod precision_line;
 mod ranks;
 mod report;
 mod reshard;

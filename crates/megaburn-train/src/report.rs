@@ -21,6 +21,7 @@ use crate::{
     device::{Devices, find_cudnn},
     error::TrainError,
     memory::used_bytes,
+    precision_line,
     run_folder::{
         RunFolder,
         names::{CONFIG, METRICS, PICTURE},
@@ -114,6 +115,9 @@ impl<'a> Reporter<'a> {
             },
             model.summary(),
         ));
+        if let Some(products) = precision_line::describe(config, model) {
+            console.line(format!("products {products}"));
+        }
         console.line(format!("data     {}", data.description));
         if let Some(floor) = data.loss_floor {
             console.line(format!(

@@ -36,7 +36,7 @@ pub enum AmaxSource {
     /// The matrix itself, over all ranks that hold a part of it.
     Current(Option<AmaxReduction>),
     /// The matrices of steps before (delayed scaling).
-    Delayed(AmaxHistory),
+    Delayed(DelayedAmax),
 }
 
 impl Default for AmaxSource {
@@ -56,97 +56,88 @@ impl AmaxSource {
         match self {
             Self::Current(None) => found,
             Self::Current(Some(reduction)) => B::unwrap((reduction.0)(B::wrap(found))),
-            Self::Delayed(history) => B::unwrap(history.exchange(B::wrap(found))),
+            Self::Delayed(delayed) => B::unwrap(delayed.exchange(B::wrap(found))),
+        }
+    }
+
+    /// The same source for a pass that is not trained on: delayed scaling records nothing.
+    pub(super) fn without_record(&self) -> Self {
+        match self {
+            Self::Current(reduction) => Self::Current(reduction.clone()),
+            Self::Delayed(delayed) => Self::Delayed(DelayedAmax {
+                records: false,
+                ..delayed.clone()
+            }),
         }
     }
 }
 
-/// The largest magnitudes of a matrix in the last steps. Clones share all state.
+/// A matrix of delayed scaling: the largest magnitude that its scale is derived from, and the one
+/// that it has in the current step. Clones share all state. The trainer keeps the history.
 ///
-/// The scale of a step is derived from the steps before; in the first step, from its own matrix.
+/// As long as there is no step before, the scale is derived from the matrix itself, over all ranks
+/// that hold a part of it.
 ///
 /// Source: Transformer Engine, `DelayedScaling`.
 #[derive(Clone, Debug)]
-pub struct AmaxHistory(Arc<Mutex<History>>);
+pub struct DelayedAmax {
+    state: Arc<Mutex<DelayedState>>,
+    reduction: Option<AmaxReduction>,
+    records: bool,
+}
 
-#[derive(Debug)]
-struct History {
-    /// The largest magnitudes of the last steps, the oldest first, `[steps]`.
-    steps: Option<Tensor<1>>,
-    /// The one of them, or their largest, that the scale is derived from, `[1]`.
+#[derive(Debug, Default)]
+struct DelayedState {
+    /// The magnitude that the scale is derived from, `[1]`.
     derived: Option<Tensor<1>>,
     /// The largest magnitude so far in the current step, `[1]`.
     current: Option<Tensor<1>>,
-    /// The number of steps that are kept.
-    len: usize,
-    /// Whether the scale follows the largest of all steps, not the last.
-    of_all: bool,
 }
 
-impl AmaxHistory {
-    /// A history of `len` steps without any. The scale follows the largest magnitude of all steps
-    /// (`of_all`, Transformer Engine's `max`) or the last (`most_recent`).
-    pub fn new(len: usize, of_all: bool) -> Self {
-        Self(Arc::new(Mutex::new(History {
-            steps: None,
-            derived: None,
-            current: None,
-            len: len.max(1),
-            of_all,
-        })))
+impl DelayedAmax {
+    /// A matrix without a step before, of which other ranks hold parts if there is a reduction.
+    pub fn new(reduction: Option<AmaxReduction>) -> Self {
+        Self {
+            state: Arc::default(),
+            reduction,
+            records: true,
+        }
     }
 
-    /// Records the largest magnitude of a matrix, and returns that which its scale is derived from.
+    /// Records the largest magnitude of a matrix, and returns that which its scale is derived from:
+    /// NaN if the matrix has an element that is not finite, which a scale of other steps would hide.
     fn exchange(&self, found: Tensor<1>) -> Tensor<1> {
-        let mut history = self.lock();
-        let current = history.current.take();
-        history.current = Some(match current {
-            Some(largest) => largest.max_pair(found.clone()),
-            None => found.clone(),
-        });
-        history.derived.clone().unwrap_or(found)
-    }
-
-    /// The largest magnitude of the current step, `[1]`, if a matrix was quantised in it.
-    pub fn current(&self) -> Option<Tensor<1>> {
-        self.lock().current.clone()
-    }
-
-    /// Ends the step with `amax`, `[1]`, that of all ranks and micro-batches.
-    pub fn advance(&self, amax: Tensor<1>) {
-        let steps = match self.steps() {
-            Some(steps) => Tensor::cat(vec![steps, amax], 0),
-            None => amax,
+        let derived = {
+            let mut state = self.lock();
+            if self.records {
+                let current = state.current.take();
+                state.current = Some(match current {
+                    Some(largest) => largest.max_pair(found.clone()),
+                    None => found.clone(),
+                });
+            }
+            state.derived.clone()
         };
-        self.set_steps(steps);
+        match (derived, &self.reduction) {
+            (Some(derived), _) => derived + (found.clone() - found),
+            (None, Some(reduction)) => (reduction.0)(found),
+            (None, None) => found,
+        }
     }
 
-    /// The largest magnitudes of the last steps, the oldest first, `[steps]`.
-    pub fn steps(&self) -> Option<Tensor<1>> {
-        self.lock().steps.clone()
+    /// Ends the step: returns the largest magnitude of the matrix in it, `[1]`, on this rank, if it
+    /// was recorded.
+    pub fn take_current(&self) -> Option<Tensor<1>> {
+        self.lock().current.take()
     }
 
-    /// Replaces the steps, as a resumed run does, and begins a new step. Only the last ones are
-    /// kept.
-    ///
-    /// # Shapes
-    /// - `steps`: `[steps]`
-    pub fn set_steps(&self, steps: Tensor<1>) {
-        let mut history = self.lock();
-        let [num_steps] = steps.dims();
-        let kept = num_steps.min(history.len);
-        let steps = steps.narrow(0, num_steps - kept, kept);
-        history.current = None;
-        history.derived = Some(if history.of_all {
-            steps.clone().max()
-        } else {
-            steps.clone().narrow(0, kept - 1, 1)
-        });
-        history.steps = Some(steps);
+    /// Sets the magnitude that scales are derived from, `[1]`; `None` if there is no step before.
+    pub fn set_derived(&self, amax: Option<Tensor<1>>) {
+        self.lock().derived = amax;
     }
 
-    fn lock(&self) -> MutexGuard<'_, History> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, DelayedState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -157,21 +148,45 @@ mod tests {
 
     use super::*;
 
+    fn amax(x: f32) -> Tensor<1> {
+        Tensor::from_floats([x], &Device::flex())
+    }
+
     #[test]
-    fn scales_follow_the_steps_before() {
-        let amax = |x: f32| Tensor::<1>::from_floats([x], &Device::flex());
-        for (of_all, expected) in [(true, [3.0, 3.0, 3.0, 2.0]), (false, [3.0, 3.0, 1.0, 2.0])] {
-            let history = AmaxHistory::new(2, of_all);
-            let mut found = Vec::new();
-            for step in [3.0, 1.0, 2.0, 5.0] {
-                found.extend(values(history.exchange(amax(step))));
-                history.exchange(amax(step / 2.0));
-                let largest = history.current().unwrap();
-                assert_eq!(values(largest.clone()), [f64::from(step)]);
-                history.advance(largest);
-            }
-            assert_eq!(found, expected);
-            assert_eq!(values(history.steps().unwrap()), [2.0, 5.0]);
+    fn scales_follow_the_magnitude_that_was_set() {
+        let delayed = DelayedAmax::new(None);
+        assert!(delayed.take_current().is_none());
+        assert_eq!(values(delayed.exchange(amax(3.0))), [3.0]);
+        assert_eq!(values(delayed.exchange(amax(1.0))), [1.0]);
+        assert_eq!(values(delayed.take_current().unwrap()), [3.0]);
+        delayed.set_derived(Some(amax(7.0)));
+        let source = AmaxSource::Delayed(delayed.clone());
+        let AmaxSource::Delayed(silent) = source.without_record() else {
+            unreachable!("the source keeps its kind");
+        };
+        assert_eq!(values(silent.exchange(amax(9.0))), [7.0]);
+        assert!(
+            delayed.take_current().is_none(),
+            "an evaluation is recorded"
+        );
+        assert_eq!(values(delayed.exchange(amax(5.0))), [7.0]);
+        assert_eq!(values(delayed.take_current().unwrap()), [5.0]);
+    }
+
+    #[test]
+    fn the_first_step_shares_its_own_magnitude() {
+        let reduction = AmaxReduction::new(|own| own.max_pair(amax(4.0)));
+        let delayed = DelayedAmax::new(Some(reduction));
+        assert_eq!(values(delayed.exchange(amax(3.0))), [4.0]);
+        assert_eq!(values(delayed.take_current().unwrap()), [3.0]);
+    }
+
+    #[test]
+    fn a_magnitude_that_is_not_finite_is_not_hidden() {
+        let delayed = DelayedAmax::new(None);
+        delayed.set_derived(Some(amax(7.0)));
+        for broken in [f32::INFINITY, f32::NAN] {
+            assert!(values(delayed.exchange(amax(broken)))[0].is_nan());
         }
     }
 }

@@ -19,7 +19,7 @@ use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 use megaburn_autograd::{fused, on_every_backend};
 
-pub use amax::{AmaxHistory, AmaxReduction, AmaxSource};
+pub use amax::{AmaxReduction, AmaxSource, DelayedAmax};
 pub use format::SmallFloat;
 pub use kept::{KeptWeight, UnchangedWeights, WeightSpan};
 pub use options::LinearQuantization;

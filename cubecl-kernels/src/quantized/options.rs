@@ -28,4 +28,21 @@ impl LinearQuantization {
             kept: None,
         }
     }
+
+    /// The same quantisation for a pass that is not trained on, such as an evaluation: delayed
+    /// scaling records nothing.
+    #[must_use]
+    pub fn without_record(&self) -> Self {
+        Self {
+            recipe: self.recipe,
+            input: self.input.without_record(),
+            weight: self.weight.without_record(),
+            gradient: self.gradient.without_record(),
+            // The magnitude of a kept weight is recorded where it is quantised: not in this pass.
+            kept: match self.weight {
+                AmaxSource::Current(_) => self.kept.clone(),
+                AmaxSource::Delayed(_) => None,
+            },
+        }
+    }
 }

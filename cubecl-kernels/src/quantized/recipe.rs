@@ -1,7 +1,9 @@
+use serde::{Deserialize, Serialize};
+
 use super::format::SmallFloat;
 
 /// How the matrices of a linear layer's three products are quantised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct QuantizationRecipe {
     /// What shares a scale.
     pub scaling: Scaling,
@@ -14,7 +16,7 @@ pub struct QuantizationRecipe {
 }
 
 /// Which elements of a matrix share a scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Scaling {
     /// All elements. Source: Transformer Engine, `Float8CurrentScaling` and `DelayedScaling`.
     Tensor,
@@ -56,6 +58,15 @@ impl QuantizationRecipe {
         }
     }
 
+    /// The number of neighbours that share a scale; `None` if all elements do.
+    pub fn block_len(&self) -> Option<usize> {
+        match self.scaling {
+            Scaling::Tensor => None,
+            Scaling::Blocks => Some(128),
+            Scaling::Microscaling => Some(32),
+        }
+    }
+
     /// Whether the scale depends on the largest magnitude of the whole matrix.
     pub fn needs_amax(&self) -> bool {
         self.scaling == Scaling::Tensor
@@ -64,13 +75,11 @@ impl QuantizationRecipe {
     /// The numbers of rows and columns that share a scale, of a product that sums over a dimension.
     /// The last block of a dimension may be smaller.
     pub fn block(&self, role: MatrixRole, summed: SummedDim) -> [usize; 2] {
-        let len = match (self.scaling, role) {
-            (Scaling::Tensor, _) => return [usize::MAX; 2],
-            (Scaling::Blocks, MatrixRole::Weight) => return [128; 2],
-            (Scaling::Blocks, _) => 128,
-            (Scaling::Microscaling, _) => 32,
+        let Some(len) = self.block_len() else {
+            return [usize::MAX; 2];
         };
         match summed {
+            _ if (self.scaling, role) == (Scaling::Blocks, MatrixRole::Weight) => [len; 2],
             SummedDim::Rows => [len, 1],
             SummedDim::Cols => [1, len],
         }

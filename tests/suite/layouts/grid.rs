@@ -79,6 +79,15 @@ fn local_moments(trainer: &Trainer, groups: &ProcessGroups) -> Result<LocalParam
 }
 
 pub(crate) fn train(config: TrainConfig, layout: Layout) -> Trained {
+    train_in(config, layout, |_| {})
+}
+
+/// As [`train`], in groups that `change` changes.
+pub(crate) fn train_in(
+    config: TrainConfig,
+    layout: Layout,
+    change: impl Fn(&mut ProcessGroups) + Sync,
+) -> Trained {
     let data = Arc::new(RunData::load(&config).unwrap());
     let config = Arc::new(config);
     let num_steps = config.train.steps;
@@ -87,7 +96,8 @@ pub(crate) fn train(config: TrainConfig, layout: Layout) -> Trained {
         ..Default::default()
     };
     let ranks = run_threads(layout.world_size(), options, |world| {
-        let groups = ProcessGroups::new(&world, layout)?;
+        let mut groups = ProcessGroups::new(&world, layout)?;
+        change(&mut groups);
         let device = Device::flex().autodiff();
         let mut trainer = Trainer::new(config.clone(), groups.clone(), device, data.clone())?;
         let mut steps = vec![trainer.step()?];

@@ -1,10 +1,10 @@
 use burn::{nn::Initializer, prelude::Device};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    Attention, AttentionGroups, ContextParallel, CrossAttention, CrossAttentionConfig, Mlp,
-    MlpConfig, Moe, MoeConfig, MultiLatentAttentionConfig, Norm, NormConfig, ParallelDropout,
-    ParallelDropoutConfig, QkNorm, RelativeBias, RelativeBiasConfig, SelfAttentionConfig,
-    VocabParallelEmbedding, VocabParallelEmbeddingConfig,
+    Attention, AttentionGroups, ContextParallel, CrossAttention, CrossAttentionConfig,
+    LinearPrecision, Mlp, MlpConfig, Moe, MoeConfig, MultiLatentAttentionConfig, Norm, NormConfig,
+    ParallelDropout, ParallelDropoutConfig, PrecisionScope, QkNorm, RelativeBias,
+    RelativeBiasConfig, SelfAttentionConfig, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
 };
 use megaburn_pipeline::StageLayers;
 
@@ -17,6 +17,8 @@ pub(super) struct ModelBuilder<'a> {
     pub(super) config: &'a DecoderConfig,
     pub(super) options: &'a ModelOptions,
     pub(super) groups: &'a ModelGroups,
+    /// What its quantised layers share.
+    pub(super) scope: PrecisionScope,
     /// The chunks of each sequence that this rank holds.
     pub(super) zigzag: Zigzag,
     pub(super) device: &'a Device,
@@ -111,6 +113,11 @@ impl ModelBuilder<'_> {
         }
     }
 
+    /// How the matrices of block `index` are quantised.
+    fn precision(&self, index: usize) -> Option<LinearPrecision> {
+        self.options.precision.of_block(index, self.config.layers)
+    }
+
     /// The attention of block `index`.
     pub(super) fn attention(
         &self,
@@ -134,12 +141,13 @@ impl ModelBuilder<'_> {
                 kernel: options.attention,
                 recompute,
                 sequence_parallel: options.sequence_parallel,
+                precision: self.precision(index),
                 initializer: self.initializer(),
                 output_initializer: self.output_initializer(),
                 path,
                 ..latent.layer(config.hidden, config.heads)
             };
-            return Ok(layer.init(groups, self.device)?);
+            return Ok(layer.init(groups, self.device)?.in_scope(&self.scope));
         }
         let DecoderConfig {
             hidden,
@@ -168,13 +176,14 @@ impl ModelBuilder<'_> {
             kernel: options.attention,
             recompute,
             sequence_parallel: options.sequence_parallel,
+            precision: self.precision(index),
             initializer: self.initializer(),
             sinks_initializer: self.vector_initializer(),
             output_initializer: self.output_initializer(),
             path,
             ..SelfAttentionConfig::new(hidden, heads, kv_heads, head_dim)
         };
-        Ok(layer.init(groups, self.device)?)
+        Ok(layer.init(groups, self.device)?.in_scope(&self.scope))
     }
 
     /// The attention of block `index` to the output of the encoder.
@@ -195,12 +204,14 @@ impl ModelBuilder<'_> {
             kernel: options.attention,
             recompute,
             sequence_parallel: options.sequence_parallel,
+            precision: self.precision(index),
             initializer: self.initializer(),
             output_initializer: self.output_initializer(),
             path: Some(format!("blocks.{index}.cross_attention")),
             ..CrossAttentionConfig::new(config.hidden, config.heads, config.head_dim)
         };
-        Ok(layer.init(&self.groups.layers.tp, self.device)?)
+        let layer = layer.init(&self.groups.layers.tp, self.device)?;
+        Ok(layer.in_scope(&self.scope))
     }
 
     /// The relative bias of the blocks that see later positions, or of the others, if these stages
@@ -239,12 +250,14 @@ impl ModelBuilder<'_> {
             bias: self.config.mlp_bias,
             recompute,
             sequence_parallel: self.options.sequence_parallel,
+            precision: self.precision(index),
             initializer: self.initializer(),
             output_initializer: self.output_initializer(),
             path: Some(format!("blocks.{index}.mlp")),
             ..MlpConfig::new(self.config.hidden, self.config.ffn)
         };
-        Ok(layer.init(&self.groups.layers.tp, self.device)?)
+        let layer = layer.init(&self.groups.layers.tp, self.device)?;
+        Ok(layer.in_scope(&self.scope))
     }
 
     /// The experts of block `index`.
@@ -259,6 +272,7 @@ impl ModelBuilder<'_> {
             bias: self.config.mlp_bias,
             recompute,
             sequence_parallel: self.options.sequence_parallel,
+            precision: self.precision(index),
             initializer: self.initializer(),
             output_initializer: self.output_initializer(),
             path: Some(format!("blocks.{index}.moe")),
@@ -268,6 +282,6 @@ impl ModelBuilder<'_> {
         // Forces the lazy initialisation of the biases: parameters that are not initialised yet
         // count as ones with a gradient.
         moe.router.biases();
-        Ok(moe)
+        Ok(moe.in_scope(&self.scope))
     }
 }

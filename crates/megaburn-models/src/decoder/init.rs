@@ -2,9 +2,10 @@ use std::sync::Arc;
 
 use burn::prelude::Device;
 use megaburn_collective::Group;
+use megaburn_kernels::WeightSpan;
 use megaburn_mesh::{ShardPlan, Zigzag};
 use megaburn_parallel::{
-    ActivationOffload, CrossEntropyConfig, PositionEmbeddingConfig, shard_plan,
+    ActivationOffload, CrossEntropyConfig, PositionEmbeddingConfig, PrecisionScope, shard_plan,
 };
 use megaburn_pipeline::StageLayers;
 
@@ -62,6 +63,10 @@ impl DecoderConfig {
             config: self,
             options,
             groups: &groups,
+            scope: PrecisionScope {
+                tokens: groups.layers.tp_cp.clone(),
+                weights: WeightSpan::default(),
+            },
             zigzag: Zigzag::new(groups.cp.rank(), groups.cp.size()),
             device,
         };
@@ -122,6 +127,7 @@ impl DecoderConfig {
                 zigzag: build.zigzag,
                 cp: groups.cp.clone(),
                 ropes: Arc::default(),
+                weights: build.scope.weights.clone(),
             },
         })
     }

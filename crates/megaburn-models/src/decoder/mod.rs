@@ -50,7 +50,7 @@ pub use mla::Mla;
 pub use model::Decoder;
 pub use mtp::Mtp;
 pub use mtp_targets::{MtpTargets, StageLosses, shift_for_depth};
-pub use options::{Dropout, LossTerms, ModelGroups, ModelOptions};
+pub use options::{Dropout, LossTerms, ModelGroups, ModelOptions, Precision};
 pub use output_head::{LossInput, OutputHead, TokenLosses};
 pub use parts::{BlockOrder, Multipliers, NormPlacement};
 pub use positions_config::{Positions, Relative, Rotary};

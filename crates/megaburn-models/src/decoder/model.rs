@@ -6,7 +6,7 @@ use burn::{
     tensor::Tensor,
 };
 use megaburn_collective::{Group, region::gather_from_last_dim};
-use megaburn_kernels::{add_positions, sum_all};
+use megaburn_kernels::{UnchangedWeights, WeightSpan, add_positions, sum_all};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     ActivationOffload, Attention, BatchContext, CrossEntropy, Norm, ParallelDropout, PlanBuilder,
@@ -85,6 +85,8 @@ pub(super) struct DecoderParts {
     /// The rotary tables of the last call, which all calls of a run share, with the device, the
     /// chunks, and the number of positions and tokens of the sequences.
     pub(super) ropes: Arc<Mutex<Option<CachedRopes>>>,
+    /// Says when no weight changes, so that quantised weights are kept.
+    pub(super) weights: WeightSpan,
 }
 
 /// Tables with their device, chunks of sequences, and numbers of positions and tokens.
@@ -98,6 +100,12 @@ impl Decoder {
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let x = self.hidden_states(tokens); // blocks(embed(tokens))
         self.logits(x) // head(norm(x))
+    }
+
+    /// Begins a time in which no weight changes, so that each layer with a
+    /// [precision](super::Precision) quantises its weight once. It ends when the result is dropped.
+    pub fn unchanged_weights(&self) -> UnchangedWeights {
+        self.parts.weights.unchanged()
     }
 
     /// The sum of the next-token losses in nats; labels of -100 are ignored.

@@ -1,6 +1,6 @@
 use megaburn_collective::{Group, ProcessGroups};
 use megaburn_kernels::AttentionKernel;
-use megaburn_parallel::{ContextComm, ExpertGroups, MoeOptions};
+use megaburn_parallel::{ContextComm, ExpertGroups, LinearPrecision, MoeOptions};
 
 use super::Recompute;
 
@@ -40,6 +40,8 @@ pub struct ModelOptions {
     /// ([`CrossEntropy::forward_linear`](megaburn_parallel::CrossEntropy::forward_linear)), so that
     /// it never holds all of them.
     pub fused_linear_cross_entropy: bool,
+    /// Which layers multiply quantised matrices.
+    pub precision: Precision,
 }
 
 impl Default for ModelOptions {
@@ -54,6 +56,7 @@ impl Default for ModelOptions {
             record_max_logits: false,
             moe: MoeOptions::default(),
             fused_linear_cross_entropy: false,
+            precision: Precision::default(),
         }
     }
 }
@@ -69,6 +72,32 @@ pub struct Dropout {
     pub hidden: f64,
     /// Dropout on the attention probabilities.
     pub attention: f64,
+}
+
+/// The precision of the products of attention and MLPs. By default they are computed in the type of
+/// the parameters, as those of all other layers always are: the embedding, the output projection,
+/// routers, experts, and the projections of multi-token prediction and of heads.
+///
+/// Source: Megatron-LM `megatron/core/fp8_utils.py`, `get_fp8_context`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Precision {
+    /// How matrices are quantised; `None` quantises none.
+    pub linear: Option<LinearPrecision>,
+    /// The number of first layers that are not quantised (Megatron's
+    /// `--num-layers-at-start-in-bf16`).
+    pub start: usize,
+    /// The number of last layers that are not quantised (`--num-layers-at-end-in-bf16`). The blocks of
+    /// multi-token prediction do not count as layers; they are quantised.
+    pub end: usize,
+}
+
+impl Precision {
+    /// The precision of block `index` of a model of `layers` layers.
+    pub fn of_block(&self, index: usize, layers: usize) -> Option<LinearPrecision> {
+        let is_first = index < self.start;
+        let is_last = (layers.saturating_sub(self.end)..layers).contains(&index);
+        self.linear.filter(|_| !is_first && !is_last)
+    }
 }
 
 /// What the loss adds to the cross-entropy in training; evaluations report the cross-entropy alone.

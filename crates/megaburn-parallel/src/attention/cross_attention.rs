@@ -10,7 +10,7 @@ use crate::{
     error::ParallelError,
     init::named,
     kv_cache::{KvCache, Packed},
-    linear::{ParallelLinear, ParallelLinearConfig},
+    linear::{LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope},
     recomputable::Recomputable,
     shards::{PlanBuilder, Sharded},
     tokens::BatchContext,
@@ -53,6 +53,9 @@ pub struct CrossAttentionConfig {
     /// Whether the input, the encoder's output and the result are sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
+    /// How the matrices of the projections are quantised for their products; `None` multiplies them
+    /// as they are.
+    pub precision: Option<LinearPrecision>,
     /// Initializer of the query, key and value matrices.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
@@ -121,6 +124,7 @@ impl CrossAttentionConfig {
             .with_initializer(self.output_initializer.clone());
         let layer = |mut config: ParallelLinearConfig, field: &str| {
             config.path = self.path.as_ref().map(|name| format!("{name}.{field}"));
+            config.precision = self.precision;
             config
                 .with_bias_initializer(Some(Initializer::Zeros))
                 .with_sequence_parallel(self.sequence_parallel)
@@ -225,6 +229,16 @@ impl CrossAttention {
         let q = self.by_head(self.q.forward(x));
         self.output
             .forward(self.core.cross_cached(q, packed, memory))
+    }
+
+    /// As [`ParallelLinear::in_scope`].
+    pub fn in_scope(self, scope: &PrecisionScope) -> Self {
+        Self {
+            q: self.q.in_scope(scope),
+            kv: self.kv.in_scope(scope),
+            output: self.output.in_scope(scope),
+            ..self
+        }
     }
 
     /// Returns the layer with the same weights for full sequences, as generation needs it.

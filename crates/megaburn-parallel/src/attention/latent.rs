@@ -13,7 +13,10 @@ use crate::{
     context::Mask,
     error::ParallelError,
     init::named,
-    linear::{ParallelLinear, ParallelLinearConfig, ReplicatedLinear, ReplicatedLinearConfig},
+    linear::{
+        LinearPrecision, ParallelLinear, ParallelLinearConfig, ReplicatedLinear,
+        ReplicatedLinearConfig,
+    },
     max_logits::MaxLogits,
     norm::{Norm, NormConfig},
     recomputable::Recomputable,
@@ -101,6 +104,9 @@ pub struct MultiLatentAttentionConfig {
     /// Whether input and output are sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
+    /// How the matrices of the projections are quantised for their products; `None` multiplies them
+    /// as they are.
+    pub precision: Option<LinearPrecision>,
     /// Initializer of all matrices except the output projection.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
@@ -231,6 +237,7 @@ impl MlaBuilder<'_> {
             .with_sequence_parallel(self.config.sequence_parallel)
             .with_initializer(self.config.initializer.clone());
         config.path = self.path(field);
+        config.precision = self.config.precision;
         config.init(self.group, self.device)
     }
 
@@ -266,6 +273,7 @@ impl MlaBuilder<'_> {
         mut config: ParallelLinearConfig,
     ) -> Result<ParallelLinear, ParallelError> {
         config.path = self.path(field);
+        config.precision = self.config.precision;
         config
             .with_bias(false)
             .with_sequence_parallel(self.config.sequence_parallel)

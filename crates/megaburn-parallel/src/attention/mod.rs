@@ -19,7 +19,7 @@ mod whole_attention;
 
 use crate::{
     kv_cache::{KvCache, Packed},
-    linear::{ParallelLinear, ReplicatedLinear},
+    linear::{ParallelLinear, PrecisionScope, ReplicatedLinear},
     norm::Norm,
     recomputable::Recomputable,
     shards::{PlanBuilder, Sharded},
@@ -182,6 +182,22 @@ impl Attention {
         match &self.heads {
             Heads::Grouped(heads) => self.project_grouped(heads, x, positions),
             Heads::Latent(heads) => self.project_latents(heads, x, positions.rope),
+        }
+    }
+
+    /// As [`ParallelLinear::in_scope`].
+    pub fn in_scope(self, scope: &PrecisionScope) -> Self {
+        let split = |layer: Option<ParallelLinear>| layer.map(|layer| layer.in_scope(scope));
+        let copied = |layer: Option<ReplicatedLinear>| layer.map(|layer| layer.in_scope(scope));
+        Self {
+            qkv: split(self.qkv),
+            q_down: copied(self.q_down),
+            q_up: split(self.q_up),
+            q: split(self.q),
+            kv_down: copied(self.kv_down),
+            kv_up: split(self.kv_up),
+            output: self.output.in_scope(scope),
+            ..self
         }
     }
 

@@ -10,8 +10,13 @@ use super::{
     sinks::init_sinks,
 };
 use crate::{
-    context::Mask, error::ParallelError, init::named, linear::ParallelLinearConfig,
-    max_logits::MaxLogits, norm::Norm, recomputable::Recomputable,
+    context::Mask,
+    error::ParallelError,
+    init::named,
+    linear::{LinearPrecision, ParallelLinearConfig},
+    max_logits::MaxLogits,
+    norm::Norm,
+    recomputable::Recomputable,
 };
 
 /// Configuration of an [`Attention`] with grouped queries, causal by default.
@@ -79,6 +84,9 @@ pub struct SelfAttentionConfig {
     /// Whether input and output are sharded along the sequence.
     #[config(default = false)]
     pub sequence_parallel: bool,
+    /// How the matrices of the projections are quantised for their products; `None` multiplies them
+    /// as they are.
+    pub precision: Option<LinearPrecision>,
     /// Initializer of the query, key and value matrices.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
@@ -163,6 +171,7 @@ impl SelfAttentionConfig {
             .with_initializer(self.output_initializer.clone());
         let layer = |mut config: ParallelLinearConfig, field: &str| {
             config.path = self.path.as_ref().map(|name| format!("{name}.{field}"));
+            config.precision = self.precision;
             config
                 .with_bias_initializer(Some(Initializer::Zeros))
                 .with_sequence_parallel(sequence_parallel)

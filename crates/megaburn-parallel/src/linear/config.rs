@@ -3,21 +3,16 @@ use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
 use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 
-use super::{LinearPlan, ParallelLinear};
+use super::{
+    LinearPlan, ParallelLinear,
+    precision::{AmaxGroups, LinearPrecision},
+    split::Split,
+};
 use crate::{
     error::ParallelError,
     init::{InitDraw, named},
     replicated_parts::ReplicatedParts,
 };
-
-/// Which dimension of a linear layer's weight `[d_input, d_output]` is split over the group.
-#[derive(Config, Debug, Copy, PartialEq, Eq)]
-pub enum Split {
-    /// The output features: `Y_i = X W_i`.
-    Column,
-    /// The input features: `Y = sum_i X_i W_i`.
-    Row,
-}
 
 /// Configuration of a [`ParallelLinear`].
 ///
@@ -50,6 +45,8 @@ pub struct ParallelLinearConfig {
     /// gate-up); `None` means one part. In a column split a part may have fewer units than there
     /// are ranks; neighbours then hold copies.
     pub fused: Option<Vec<FusedPart>>,
+    /// How the matrices of the products are quantised; `None` multiplies them as they are.
+    pub precision: Option<LinearPrecision>,
     /// The axis of the group that splits the layer: TP for dense layers, ETP for experts.
     #[config(default = "Axis::Tp")]
     pub axis: Axis,
@@ -107,6 +104,7 @@ impl ParallelLinearConfig {
         let rank = group.rank();
         let ranks = group.size();
         self.check_even(&parts, ranks)?;
+        self.check_blocks(&parts, ranks)?;
         let shard = |shape: &[usize], dim| {
             ShardSpec::split(shape, dim, &parts, self.axis, rank, ranks).map_err(|source| {
                 ParallelError::Shard {
@@ -134,6 +132,10 @@ impl ParallelLinearConfig {
             .as_ref()
             .map(|spec| draw("bias", for_bias).param(spec, group, device));
         let replicas = ReplicatedParts::of(&weight_spec, group, &self.label())?;
+        let groups = AmaxGroups::of_split(self.split, group, group);
+        let quantization = self
+            .precision
+            .map(|precision| precision.quantization(groups, None));
         Ok(ParallelLinear {
             weight,
             bias: bias.transpose()?,
@@ -145,6 +147,7 @@ impl ParallelLinearConfig {
                 replicas,
                 main_grad: MainGrad::default(),
                 bias_grad: MainGrad::default(),
+                quantization,
             },
         })
     }
@@ -180,6 +183,20 @@ impl ParallelLinearConfig {
         }
     }
 
+    /// Refuses parts whose quantised blocks would be cut.
+    fn check_blocks(&self, parts: &[FusedPart], ranks: usize) -> Result<(), ParallelError> {
+        let features = self.split.features();
+        let precision = self.precision.as_ref();
+        match precision.and_then(|precision| precision.refusal(parts, ranks, features)) {
+            None => Ok(()),
+            Some(why) => Err(ParallelError::Config {
+                layer: "ParallelLinear",
+                name: self.label(),
+                why,
+            }),
+        }
+    }
+
     /// Refuses parts that do not divide evenly over the ranks, except in the fused parts of a
     /// column split: elsewhere the replicas would be counted twice.
     fn check_even(&self, parts: &[FusedPart], ranks: usize) -> Result<(), ParallelError> {
@@ -188,10 +205,7 @@ impl ParallelLinearConfig {
         let Some(part) = uneven.filter(|_| !copies_allowed) else {
             return Ok(());
         };
-        let features = match self.split {
-            Split::Column => "output",
-            Split::Row => "input",
-        };
+        let features = self.split.features();
         let size = part.size();
         let step = ranks * part.unit;
         let why = format!(

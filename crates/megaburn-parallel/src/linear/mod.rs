@@ -1,5 +1,7 @@
 mod config;
+mod precision;
 mod replicated;
+mod split;
 
 use burn::{
     module::{Module, Param},
@@ -13,11 +15,15 @@ use megaburn_collective::{
         scatter_to_last_dim,
     },
 };
-use megaburn_kernels::{Bias, GroupWeight, LinearOptions, add_bias, linear};
+use megaburn_kernels::{Bias, GroupWeight, LinearOptions, LinearQuantization, add_bias};
 use megaburn_mesh::ShardSpec;
 
-pub use config::{ParallelLinearConfig, Split};
+pub use config::ParallelLinearConfig;
+pub use precision::{LinearPrecision, PrecisionScope};
 pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
+pub use split::Split;
+
+use precision::{AmaxGroups, add_delayed, product};
 
 use crate::{
     recomputable::Recomputable,
@@ -48,7 +54,8 @@ use crate::{
 ///
 /// With sequence parallelism a column split saves only this rank's shard of X and gathers X a
 /// second time for dW. Key/value parts that several ranks hold add an all-reduce of their gradients
-/// over their holders.
+/// over their holders. With a [precision](LinearPrecision) of one scale per tensor, each pass also
+/// reduces the largest magnitude of every matrix of which several ranks hold parts.
 #[derive(Module, Debug)]
 pub struct ParallelLinear {
     /// This rank's shard of the weight, `[d_input, d_output / n]` or `[d_input / n, d_output]`.
@@ -68,6 +75,7 @@ struct LinearPlan {
     replicas: Vec<ReplicatedParts>,
     main_grad: MainGrad,
     bias_grad: MainGrad,
+    quantization: Option<LinearQuantization>,
 }
 
 impl ParallelLinear {
@@ -137,9 +145,22 @@ impl ParallelLinear {
         (y, bias)
     }
 
-    /// Returns the layer with the same weights for full sequences, as generation needs it.
+    /// Makes the layer one of a model. Without it, only ranks that split the layer share scales, and
+    /// the weight is quantised in every pass.
+    pub fn in_scope(mut self, scope: &PrecisionScope) -> Self {
+        let LinearPlan { config, group, .. } = &self.plan;
+        let groups = AmaxGroups::of_split(config.split, group, &scope.tokens);
+        let of = |precision: LinearPrecision| precision.quantization(groups, Some(&scope.weights));
+        self.plan.quantization = config.precision.map(of);
+        self
+    }
+
+    /// Returns the layer with the same weights for full sequences, as generation needs it. It is
+    /// not quantised.
     pub fn whole_sequence(mut self) -> Self {
         self.plan.config.sequence_parallel = false;
+        self.plan.config.precision = None;
+        self.plan.quantization = None;
         self
     }
 
@@ -195,7 +216,8 @@ impl ParallelLinear {
             again,
             ..Default::default()
         };
-        linear(x, self.weight(), bias, options)
+        let quantization = self.plan.quantization.as_ref();
+        product(x, self.weight(), bias, options, quantization)
     }
 
     /// The weight's main gradient; `None` if the gradient is summed over replicas first.
@@ -274,5 +296,6 @@ impl Sharded for ParallelLinear {
         if let Some(spec) = &self.plan.bias_spec {
             plan.vector("bias", spec, self.bias_grad());
         }
+        add_delayed(plan, self.plan.quantization.as_ref());
     }
 }

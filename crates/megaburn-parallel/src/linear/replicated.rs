@@ -7,9 +7,10 @@ use burn::{
 };
 use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
-use megaburn_kernels::{LinearOptions, linear};
+use megaburn_kernels::{LinearOptions, LinearQuantization};
 use megaburn_mesh::{Axis, ShardSpec};
 
+use super::precision::{AmaxGroups, LinearPrecision, PrecisionScope, add_delayed, product};
 use crate::{
     error::ParallelError,
     init::{InitDraw, named},
@@ -31,6 +32,8 @@ pub struct ReplicatedLinearConfig {
     /// Whether the layer has a bias, which starts at zero.
     #[config(default = false)]
     pub bias: bool,
+    /// How the matrices of the products are quantised; `None` multiplies them as they are.
+    pub precision: Option<LinearPrecision>,
     /// Initializer of the weight, as in Burn's `Linear`.
     #[config(
         default = "Initializer::KaimingUniform { gain: 1.0 / f64::sqrt(3.0), fan_out_only: false }"
@@ -61,6 +64,10 @@ impl ReplicatedLinearConfig {
         };
         let spec = ShardSpec::whole(&shape, Axis::Tp, group.rank(), group.size());
         let bias = || Initializer::Zeros.init([self.d_output], device);
+        let tokens = self.sequence_parallel.then_some(group);
+        let quantization = self
+            .precision
+            .map(|precision| precision.quantization(AmaxGroups::of_tokens(tokens), None));
         Ok(ReplicatedLinear {
             weight: draw.param(&spec, group, device)?,
             bias: self.bias.then(bias),
@@ -69,6 +76,10 @@ impl ReplicatedLinearConfig {
                 path: self.path.clone(),
                 main_grad: MainGrad::default(),
                 bias_grad: MainGrad::default(),
+                precision: self.precision,
+                sequence_parallel: self.sequence_parallel,
+                group: group.clone(),
+                quantization,
             },
         })
     }
@@ -100,6 +111,10 @@ struct ReplicatedPlan {
     path: Option<String>,
     main_grad: MainGrad,
     bias_grad: MainGrad,
+    precision: Option<LinearPrecision>,
+    sequence_parallel: bool,
+    group: Group,
+    quantization: Option<LinearQuantization>,
 }
 
 impl ReplicatedLinear {
@@ -117,11 +132,31 @@ impl ReplicatedLinear {
         };
         let replica = &self.plan.replica;
         let bias = self.bias.as_ref().map(|bias| replica.value(bias));
-        linear(x, replica.value(&self.weight), bias, options)
+        let quantization = self.plan.quantization.as_ref();
+        product(x, replica.value(&self.weight), bias, options, quantization)
     }
 
-    /// Returns the layer with the same parameters for full sequences, as generation needs it.
+    /// As [`ParallelLinear::in_scope`](crate::ParallelLinear::in_scope).
+    pub fn in_scope(mut self, scope: &PrecisionScope) -> Self {
+        let ReplicatedPlan {
+            precision,
+            sequence_parallel,
+            group,
+            ..
+        } = &self.plan;
+        let tokens = &scope.tokens;
+        let is_split = *sequence_parallel || tokens.size() > group.size();
+        let groups = AmaxGroups::of_tokens(is_split.then_some(tokens));
+        let of = |precision: LinearPrecision| precision.quantization(groups, Some(&scope.weights));
+        self.plan.quantization = precision.map(of);
+        self
+    }
+
+    /// Returns the layer with the same parameters for full sequences, as generation needs it. It is
+    /// not quantised.
     pub fn whole_sequence(mut self) -> Self {
+        self.plan.precision = None;
+        self.plan.quantization = None;
         self.plan.replica = self.plan.replica.with_all_rows();
         self
     }
@@ -150,5 +185,6 @@ impl Sharded for ReplicatedLinear {
         if let Some(bias) = &self.bias {
             plan.vector("bias", &self.plan.replica.spec(bias), self.bias_grad());
         }
+        add_delayed(plan, self.plan.quantization.as_ref());
     }
 }

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     error::ParallelError,
     init::named,
-    linear::{ParallelLinear, ParallelLinearConfig},
+    linear::{LinearPrecision, ParallelLinear, ParallelLinearConfig},
     mlp::{Activation, Mlp, MlpConfig},
 };
 
@@ -61,6 +61,9 @@ pub struct MoeConfig {
     /// Whether backward recomputes the experts' activation instead of keeping its output.
     #[config(default = false)]
     pub recompute: bool,
+    /// How the matrices of the shared expert are quantised for their products; `None` multiplies
+    /// them as they are. The other experts are not quantised.
+    pub precision: Option<LinearPrecision>,
     /// Initializer of the router, the gate of the shared expert, and the up (and gate) matrices.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
@@ -175,6 +178,7 @@ impl MoeConfig {
             .with_initializer(self.initializer.clone())
             .with_output_initializer(self.output_initializer.clone());
         config.path = self.path_of("shared");
+        config.precision = self.precision;
         config.init(&groups.tp, device)
     }
 

@@ -36,6 +36,7 @@ use router::off_graph;
 pub use shared_gate::SharedGate;
 
 use crate::{
+    linear::PrecisionScope,
     mlp::{Activation, Mlp},
     recomputable::Recomputable,
     shards::{PlanBuilder, Sharded},
@@ -178,6 +179,12 @@ impl Moe {
             overlapped_wgrads: dispatch.overlapped_wgrads().filter(|_| rows.is_tracked()),
         };
         experts::forward(experts, &pass, rows, weights)
+    }
+
+    /// As [`ParallelLinear::in_scope`](crate::ParallelLinear::in_scope), for the shared expert.
+    pub fn in_scope(mut self, scope: &PrecisionScope) -> Self {
+        self.shared = self.shared.map(|shared| shared.in_scope(scope));
+        self
     }
 
     /// Returns the layer with the same weights for generation, where the ranks of the

@@ -17,6 +17,7 @@ mod linear;
 mod moe;
 mod params;
 mod plan;
+mod precision;
 mod recompute;
 mod relative_bias;
 mod sequences;

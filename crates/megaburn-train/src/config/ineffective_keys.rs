@@ -31,6 +31,7 @@ impl TrainConfig {
         );
         let sections = [
             ("recompute", self.recompute.conditions()),
+            ("precision", self.precision.conditions()),
             ("optimizer", self.optimizer.conditions(self.train.dtype)),
             ("train", self.train.conditions(self)),
             ("parallel", self.parallel.conditions()),
@@ -89,6 +90,9 @@ mod tests {
     #[case(&["model.family=bert", "data.masking.probability=0.2", "data.order=megatron", "generate.tokens=9"], &["data.order", "generate"])]
     #[case(&["data.decoder_seq_len=64"], &["data.decoder_seq_len"])]
     #[case(&["data.dataset=t5", "data.decoder_seq_len=64", "data.order=megatron"], &["data.order"])]
+    #[case(&["precision.margin=1", "precision.format=e4m3", "precision.recipe=tensorwise"], &["precision.margin"])]
+    #[case(&["precision.power_of_two_scales=true", "precision.recipe=mxfp8"], &["precision.power_of_two_scales"])]
+    #[case(&["precision.format=hybrid"], &["precision.format"])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {

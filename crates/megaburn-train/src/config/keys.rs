@@ -35,10 +35,12 @@ pub(crate) enum Setting {
     DealtCapacity,
     /// Muon orthogonalizes the shard of each tensor-parallel rank separately.
     BlockwiseMuon,
+    /// Elements of a micro-batch share scales when its matrices are quantised.
+    Quantised,
 }
 
 use KeyClass::{Content, Identity, Neutral, Numeric, Under};
-use Setting::{AuxLoss, BlockwiseMuon, DealtCapacity, RankCapacity, Sinkhorn};
+use Setting::{AuxLoss, BlockwiseMuon, DealtCapacity, Quantised, RankCapacity, Sinkhorn};
 
 /// The class of every key, by section. A test fails if one is missing.
 const CLASSES: &[(KeyClass, &str, &str)] = &[
@@ -124,7 +126,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
          mtp_loss_scaling_factor global_batch eval_batches",
     ),
     (
-        Under(&[AuxLoss, Sinkhorn, RankCapacity]),
+        Under(&[AuxLoss, Sinkhorn, RankCapacity, Quantised]),
         "train",
         "micro_batch",
     ),
@@ -172,6 +174,12 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         "recompute",
         "modules method num_layers offload keep_attention",
     ),
+    (
+        Numeric,
+        "precision",
+        "recipe format power_of_two_scales num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 \
+         amax_history_len amax_compute margin",
+    ),
     (Neutral, "generate", "prompt tokens temperature"),
 ];
 
@@ -192,6 +200,10 @@ impl Setting {
             Self::DealtCapacity => {
                 Self::RankCapacity.is_in(record)
                     && record.contains_key("parallel.max_tokens_per_rank")
+            }
+            Self::Quantised => {
+                let recipe = record.get("precision.recipe");
+                recipe.is_some_and(|recipe| *recipe != Value::from("bf16"))
             }
             Self::BlockwiseMuon => {
                 is("optimizer.name", "muon".into())

@@ -52,6 +52,7 @@ mod parallel;
 mod param_groups;
 mod part_names;
 mod pipeline;
+mod precision;
 mod ranges;
 mod recompute;
 mod reference;
@@ -105,6 +106,7 @@ pub use packing::Packing;
 pub use parallel::ParallelConfig;
 pub use param_groups::ParamGroupConfig;
 pub use part_names::{ActivationName, NormName, PositionsName, QkNormName};
+pub use precision::{AmaxCompute, Fp8Format, PrecisionConfig, PrecisionRecipe};
 pub use recompute::{RecomputeConfig, RecomputeMethod, RecomputeModule};
 pub use reference::reference;
 pub(crate) use require::require;
@@ -140,6 +142,8 @@ pub struct TrainConfig {
     pub moe: MoeTrainingConfig,
     /// `[recompute]`: which activations backward recomputes instead of keeping them.
     pub recompute: RecomputeConfig,
+    /// `[precision]`: whether the linear layers of attention and MLPs multiply matrices in FP8.
+    pub precision: PrecisionConfig,
     /// `[generate]`: the sample generated at the end.
     pub generate: GenerateConfig,
 }

@@ -108,6 +108,9 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("world_size", "parallel.ranks"),
     ("activation_checkpointing", "recompute.method"),
     ("gradient_checkpointing", "recompute.method"),
+    ("fp8_recipe", "precision.recipe"),
+    ("fp8_format", "precision.format"),
+    ("fp8_margin", "precision.margin"),
     ("max_new_tokens", "generate.tokens"),
 ];
 

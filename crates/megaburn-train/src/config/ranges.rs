@@ -189,6 +189,7 @@ mod tests {
             "optimizer",
             "moe",
             "recompute",
+            "precision",
             "generate",
         ];
         for Range { key, .. } in RANGES.iter() {

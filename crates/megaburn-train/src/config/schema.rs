@@ -89,6 +89,7 @@ mod tests {
             ("optimizer.muon", fields::<MuonConfig>()),
             ("moe", fields::<MoeTrainingConfig>()),
             ("recompute", fields::<RecomputeConfig>()),
+            ("precision", fields::<PrecisionConfig>()),
             ("generate", fields::<GenerateConfig>()),
         ];
         let mut real: Vec<String> = sections

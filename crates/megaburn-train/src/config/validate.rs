@@ -32,6 +32,7 @@ impl TrainConfig {
         ranges::check("moe", &self.moe)?;
         ranges::check("recompute", &self.recompute)?;
         self.recompute.validate()?;
+        ranges::check("precision", &self.precision)?;
         ranges::check("generate", &self.generate)?;
         self.generate.validate()
     }

@@ -38,6 +38,7 @@ impl TrainConfig {
         self.check_mtp(model.mtp_layers)?;
         self.check_alibi(model)?;
         self.check_qk_clip(model)?;
+        self.check_precision(layout, model)?;
         self.parallel.pipelines(layout, model.layers, &self.train)
     }
 

@@ -28,7 +28,7 @@ use crate::{
     config::{ConfigLayers, ParallelConfig, TrainConfig},
     error::TrainError,
     run_folder::{names::CHECKPOINTS, write_config},
-    trainer::{ImportedFrom, Progress, TrainerState},
+    trainer::{ImportedFrom, Progress, SavedAmaxes, TrainerState},
 };
 
 /// What an import has made.
@@ -141,6 +141,7 @@ pub fn from_megatron(
         loss_scaler: None,
         optimizer: "adamw".into(),
         last_load: Vec::new(),
+        amaxes: SavedAmaxes::default(),
         eval_losses: BTreeMap::new(),
         imported: Some(ImportedFrom::Megatron),
     };

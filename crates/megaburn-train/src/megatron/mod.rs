@@ -17,6 +17,7 @@ mod import;
 mod model_settings;
 mod names;
 mod parameter;
+mod precision_settings;
 mod schedule_settings;
 mod schedule_state;
 mod settings;

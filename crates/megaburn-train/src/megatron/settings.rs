@@ -7,6 +7,7 @@ use super::{
     args::Args,
     error::MegatronError,
     model_settings::{has_experts, model},
+    precision_settings::precision,
     schedule_settings::Schedules,
 };
 use crate::config::{
@@ -63,6 +64,7 @@ impl Settings {
                 true => experts(args)?,
                 false => MoeTrainingConfig::default(),
             },
+            precision: precision(args, &mut notes)?,
             generate: GenerateConfig {
                 tokens: 0,
                 ..GenerateConfig::default()
@@ -101,13 +103,6 @@ fn training(args: Args, notes: &mut Vec<String>) -> Result<TrainingConfig, Megat
         &["fp16"],
         "the state of the loss scale is not converted; use bf16",
     )?;
-    for name in ["fp8", "fp4"] {
-        if let Some(value) = args.get(name) {
-            notes.push(format!(
-                "argument `{name}` is {value}: megaburn computes in train.dtype instead"
-            ));
-        }
-    }
     args.unset(
         &["step_batch_size_schedule"],
         "megaburn's batch grows as with --rampup-batch-size only",

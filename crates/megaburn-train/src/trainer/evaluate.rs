@@ -80,6 +80,7 @@ impl Trainer {
         let valid = &*set.samples;
         let _compiling = self.first_times.begin(Work::Evaluation, &self.groups.world);
         let model = self.model().valid();
+        let _unchanged = model.unchanged_weights();
         let inner_device = self.device.clone().inner();
         let global_batch = self.config.train.global_batch as u64;
         let wanted = (self.config.train.eval_batches as u64).saturating_mul(global_batch);

@@ -1,9 +1,11 @@
 //! The trainer of one rank.
 
 mod access;
+mod amax_histories;
 mod batch;
 mod collator;
 mod conversions;
+mod delayed_scales;
 mod discard;
 #[cfg(test)]
 mod estimated;
@@ -59,10 +61,12 @@ use crate::{
     run_folder::RunShare,
     train_state::{TrainState, TrainStateConfig},
 };
+use amax_histories::AmaxHistories;
 use first_times::FirstTimes;
 use hybrid_context::HybridContext;
 use schedules::Schedules;
 
+pub(crate) use amax_histories::SavedAmaxes;
 pub use conversions::Conversions;
 pub use resume::Resumed;
 pub(crate) use resume::read_state;
@@ -131,6 +135,10 @@ pub struct Trainer {
     /// For each layer of the full model, the fraction of the last batch's tokens that each expert
     /// got.
     last_load: Vec<Option<Vec<f64>>>,
+    /// The largest magnitudes of the steps before, with delayed scaling.
+    amax_histories: AmaxHistories,
+    /// The matrices of all ranks whose scales are delayed, once they are known.
+    matrix_names: Option<Vec<String>>,
     data: Arc<RunData>,
     progress: Progress,
     enqueued: Duration,
@@ -234,6 +242,8 @@ impl Trainer {
                 layout.dp,
             )?,
             last_load: vec![None; model_config.num_blocks()],
+            amax_histories: AmaxHistories::new(&config.precision),
+            matrix_names: None,
             model: Some(model),
             plan,
             model_config,

@@ -239,6 +239,7 @@ impl Trainer {
             progress,
             loss_scaler,
             last_load,
+            amaxes,
             eval_losses,
             imported,
             ..
@@ -257,6 +258,7 @@ impl Trainer {
             mine.resume(&saved);
         }
         self.progress = progress;
+        self.resume_amaxes(amaxes);
         self.imported = imported;
         if self.groups.is_main() {
             self.eval_losses = eval_losses;

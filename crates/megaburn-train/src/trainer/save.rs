@@ -13,7 +13,7 @@ use crate::{
     error::TrainError,
     run_folder::RunShare,
     start::settle,
-    trainer::{Progress, Trainer},
+    trainer::{Progress, Trainer, amax_histories::SavedAmaxes},
 };
 
 /// The state in addition to the tensors that a run needs to continue as if uninterrupted. Learning
@@ -48,6 +48,9 @@ pub(crate) struct TrainerState {
     /// For each layer, the fraction of the last step's tokens that each expert got.
     #[serde(default)]
     pub(crate) last_load: Vec<Option<Vec<f64>>>,
+    /// With delayed scaling, the largest magnitudes of the steps before.
+    #[serde(default, skip_serializing_if = "SavedAmaxes::is_empty")]
+    pub(crate) amaxes: SavedAmaxes,
     /// The validation losses so far, at each step, for `train.keep_best_checkpoints`.
     #[serde(default)]
     pub(crate) eval_losses: BTreeMap<u64, f64>,
@@ -257,6 +260,7 @@ impl Trainer {
             loss_scaler: self.loss_scaler,
             optimizer: self.optimizer.name().to_string(),
             last_load: self.last_load.clone(),
+            amaxes: self.amax_histories.saved(),
             eval_losses: self.eval_losses.clone(),
             imported: self.imported,
         }

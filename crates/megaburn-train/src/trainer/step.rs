@@ -111,6 +111,7 @@ impl Trainer {
         let [seconds, memory] = self.check_ranks_agree(step, outcome, started.elapsed())?;
         self.advance(step, samples, outcome)?;
         let max_attention_logit = self.clip_queries_and_keys(outcome.is_update)?;
+        self.advance_scales(outcome.is_update)?;
         let experts = self.balance_experts(tokens, outcome.is_update)?;
 
         // Metrics.
@@ -285,6 +286,7 @@ impl Trainer {
         self.grads.reset();
         self.reset_loads()?;
         self.discard_max_logits()?;
+        self.discard_amaxes();
         self.read_ahead();
         let batch = self.next_batch();
         // Scale as if the loss were a mean over all tokens, whose gradients fit better into the
@@ -319,6 +321,7 @@ impl Trainer {
             inner_device,
             losses,
         };
+        let _unchanged = executor.trainer.model_in_flight().unchanged_weights();
         run(&schedule, &spec, &mut executor)?;
         let losses = executor.losses;
         self.step_samples.clear();

@@ -1,0 +1,164 @@
+//! The precision of a linear layer's products, and which ranks share the scales of its matrices.
+
+use burn::{config::Config, tensor::Tensor};
+use megaburn_collective::{Group, region::max_over};
+use megaburn_kernels::{
+    AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearOptions, LinearQuantization,
+    QuantizationRecipe, WeightSpan, linear, quantized_linear,
+};
+use megaburn_mesh::FusedPart;
+
+use super::split::Split;
+use crate::shards::PlanBuilder;
+
+/// How linear layers quantise the matrices of their products.
+///
+/// All ranks that hold parts of a matrix derive its scale from the largest magnitude of the whole
+/// matrix, so that every layout computes the numbers of one rank. Ranks with other samples
+/// (data parallelism) do not share scales.
+///
+/// Source: Transformer Engine, `Float8CurrentScaling`, `DelayedScaling`, `Float8BlockScaling` and
+/// `MXFP8BlockScaling`; Megatron-LM `megatron/core/fp8_utils.py`.
+#[derive(Config, Debug, Copy, PartialEq)]
+pub struct LinearPrecision {
+    /// The formats, and which elements share a scale.
+    pub recipe: QuantizationRecipe,
+    /// Whether scales follow the largest magnitudes of the steps before
+    /// ([`DelayedAmax`]), which the trainer keeps.
+    #[config(default = false)]
+    pub delayed: bool,
+}
+
+/// What the quantised layers of a model share on a rank.
+#[derive(Clone, Debug)]
+pub struct PrecisionScope {
+    /// The ranks that work on the same sequences: they share the scales of tokens.
+    pub tokens: Group,
+    /// Says when no weight changes, so that each is quantised only once.
+    pub weights: WeightSpan,
+}
+
+/// The ranks that hold parts of each matrix of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AmaxGroups<'a> {
+    pub(super) input: Option<&'a Group>,
+    pub(super) weight: Option<&'a Group>,
+    pub(super) gradient: Option<&'a Group>,
+}
+
+impl<'a> AmaxGroups<'a> {
+    /// The groups of a layer whose weight is split over `tp`. Sequences are split over the other
+    /// ranks of `tp_cp`, if it has any.
+    ///
+    /// A column split has the whole input and its own features of the gradient; a row split has its
+    /// own features of the input and the whole gradient.
+    pub(super) fn of_split(split: Split, tp: &'a Group, tp_cp: &'a Group) -> Self {
+        let of_tokens = (tp_cp.size() > tp.size()).then_some(tp_cp);
+        let of_both = Some(of_tokens.unwrap_or(tp));
+        let (input, gradient) = match split {
+            Split::Column => (of_tokens, of_both),
+            Split::Row => (of_both, of_tokens),
+        };
+        Self {
+            input,
+            weight: Some(tp),
+            gradient,
+        }
+    }
+
+    /// The groups of a layer whose weight every rank holds, and whose tokens are split over a group.
+    pub(super) fn of_tokens(tokens: Option<&'a Group>) -> Self {
+        Self {
+            input: tokens,
+            weight: None,
+            gradient: tokens,
+        }
+    }
+}
+
+impl LinearPrecision {
+    /// The quantisation of one layer, whose quantised weight is kept if there is a span.
+    pub(super) fn quantization(
+        &self,
+        groups: AmaxGroups<'_>,
+        weights: Option<&WeightSpan>,
+    ) -> LinearQuantization {
+        let source = |group: Option<&Group>| {
+            let reduction = group.filter(|group| group.size() > 1).map(|group| {
+                let group = group.clone();
+                AmaxReduction::new(move |amax| max_over(amax, &group))
+            });
+            let reduction = reduction.filter(|_| self.recipe.needs_amax());
+            match self.delayed {
+                true => AmaxSource::Delayed(DelayedAmax::new(reduction)),
+                false => AmaxSource::Current(reduction),
+            }
+        };
+        LinearQuantization {
+            recipe: self.recipe,
+            input: source(groups.input),
+            weight: source(groups.weight),
+            gradient: source(groups.gradient),
+            kept: weights.map(KeptWeight::new),
+        }
+    }
+
+    /// Why a dimension of these parts cannot be split over `ranks` without cutting a block of
+    /// elements that share a scale.
+    pub(super) fn refusal(
+        &self,
+        parts: &[FusedPart],
+        ranks: usize,
+        features: &str,
+    ) -> Option<String> {
+        let block = self.recipe.block_len().filter(|_| ranks > 1)?;
+        let of_rank = |part: &FusedPart| (part.units / ranks).max(1) * part.unit;
+        let cut = parts
+            .iter()
+            .find(|part| !of_rank(part).is_multiple_of(block))?;
+        let (own, all) = (of_rank(cut), cut.size());
+        let step = block * ranks;
+        Some(format!(
+            "blocks of {block} {features} features share a scale, and {ranks} ranks would cut them: \
+            each has {own} of {all} features; use sizes that are multiples of {step}, fewer \
+            tensor-parallel ranks, or a recipe with one scale per tensor"
+        ))
+    }
+}
+
+/// `x W + bias`, of quantised matrices if the layer is quantised.
+pub(super) fn product<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    options: LinearOptions,
+    quantization: Option<&LinearQuantization>,
+) -> Tensor<D> {
+    let Some(quantization) = quantization else {
+        return linear(x, weight, bias, options);
+    };
+    let quantization = if x.device().is_autodiff() {
+        quantization.clone()
+    } else {
+        quantization.without_record()
+    };
+    quantized_linear(x, weight, bias, options, quantization)
+}
+
+/// Adds the matrices of a layer whose scales are delayed to the plan.
+pub(super) fn add_delayed(plan: &mut PlanBuilder, quantization: Option<&LinearQuantization>) {
+    let Some(LinearQuantization {
+        input,
+        weight,
+        gradient,
+        ..
+    }) = quantization
+    else {
+        return;
+    };
+    for (matrix, source) in [("input", input), ("weight", weight), ("gradient", gradient)] {
+        if let AmaxSource::Delayed(amax) = source {
+            plan.delayed(matrix, amax);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The line of the console about quantised products: in which layers, and what is not quantised.
+
+use megaburn_kernels::SmallFloat;
+use megaburn_models::DecoderConfig;
+
+use crate::config::TrainConfig;
+
+/// The console's description of a run's quantised products; `None` if it has none.
+pub(crate) fn describe(config: &TrainConfig, model: &DecoderConfig) -> Option<String> {
+    let recipe = config.precision.quantization()?;
+    let precision = config.precision.of_model();
+    let blocks = model.num_blocks();
+    let is_quantised = |block: &usize| precision.of_block(*block, model.layers).is_some();
+    let quantised = (0..blocks).filter(is_quantised).count();
+    let formats = match recipe.gradients {
+        SmallFloat::E5m2 => "e4m3, gradients in e5m2",
+        _ => "e4m3",
+    };
+    let experts = match model.experts {
+        Some(_) => ", routers and routed experts",
+        None => "",
+    };
+    Some(format!(
+        "{}: attention and MLPs of {quantised} of {blocks} layers in {formats}; all else in {}, such \
+        as embedding, output projection{experts}",
+        config.precision.recipe, config.train.dtype,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::config::ConfigLayers;
+
+    #[rstest]
+    #[case(&[], None)]
+    #[case(
+        &["precision.recipe=tensorwise", "precision.num_layers_at_end_in_bf16=1", "train.dtype=bf16"],
+        Some("tensorwise: attention and MLPs of 3 of 4 layers in e4m3, gradients in e5m2; all else in \
+            bf16, such as embedding, output projection")
+    )]
+    #[case(
+        &["precision.recipe=blockwise", "model.family=mixtral"],
+        Some("blockwise: attention and MLPs of 4 of 4 layers in e4m3; all else in f32, such as \
+            embedding, output projection, routers and routed experts")
+    )]
+    fn the_layers_and_the_formats_are_said(#[case] sets: &[&str], #[case] expected: Option<&str>) {
+        let layers = sets
+            .iter()
+            .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        let config = layers.unwrap().load().unwrap();
+        let model = config.fresh_model(260);
+        assert_eq!(describe(&config, &model).as_deref(), expected);
+    }
+}

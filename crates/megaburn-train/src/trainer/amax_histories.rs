@@ -1,0 +1,111 @@
+//! The largest magnitudes of the steps before, from which delayed scales are derived.
+
+use std::collections::BTreeMap;
+
+use crate::config::{AmaxCompute, PrecisionConfig};
+
+/// For each matrix, steps of the run and its largest magnitudes in them, the oldest first.
+pub(crate) type SavedAmaxes = BTreeMap<String, Vec<(u64, f32)>>;
+
+/// The largest magnitudes of the matrices of the full model, over all micro-batches and ranks. Every
+/// rank has all of them.
+#[derive(Clone, Debug)]
+pub(super) struct AmaxHistories {
+    /// For each matrix, the steps that can still determine its scale, the oldest first.
+    matrices: SavedAmaxes,
+    len: u64,
+    compute: AmaxCompute,
+    /// The factor of the magnitudes that scales are derived from.
+    factor: f32,
+}
+
+impl AmaxHistories {
+    /// Histories without any step.
+    pub(super) fn new(precision: &PrecisionConfig) -> Self {
+        Self {
+            matrices: SavedAmaxes::new(),
+            len: precision.amax_history_len as u64,
+            compute: precision.amax_compute,
+            factor: (precision.margin as f32).exp2(),
+        }
+    }
+
+    /// Histories with the steps of a checkpoint.
+    #[must_use]
+    pub(super) fn with(self, matrices: SavedAmaxes) -> Self {
+        Self { matrices, ..self }
+    }
+
+    /// What a checkpoint keeps.
+    pub(super) fn saved(&self) -> SavedAmaxes {
+        self.matrices.clone()
+    }
+
+    /// Adds a step with the largest magnitude of every matrix. Steps that can no longer determine a
+    /// scale are dropped: too old ones, and those that are followed by one that is as large.
+    pub(super) fn push<'a>(
+        &mut self,
+        step: u64,
+        amaxes: impl IntoIterator<Item = (&'a String, f32)>,
+    ) {
+        let mut before = std::mem::take(&mut self.matrices);
+        for (name, amax) in amaxes {
+            let mut steps = before.remove(name).unwrap_or_default();
+            steps.retain(|(of, earlier)| match self.compute {
+                AmaxCompute::Max => of + self.len > step && *earlier > amax,
+                AmaxCompute::MostRecent => false,
+            });
+            steps.push((step, amax));
+            self.matrices.insert(name.clone(), steps);
+        }
+    }
+
+    /// The magnitude that the scale of a matrix is derived from; `None` if there is no step before.
+    pub(super) fn derived(&self, name: &str) -> Option<f32> {
+        let steps = self.matrices.get(name)?.iter();
+        let (_, amax) = match self.compute {
+            AmaxCompute::Max => steps.max_by(|a, b| a.1.total_cmp(&b.1)),
+            AmaxCompute::MostRecent => steps.last(),
+        }?;
+        Some(amax * self.factor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    /// The magnitudes that scales are derived from are those of the full window, although only a few
+    /// of its steps are kept.
+    #[rstest]
+    fn the_window_has_the_largest_of_its_steps(
+        #[values(1, 2, 5)] len: usize,
+        #[values(AmaxCompute::Max, AmaxCompute::MostRecent)] compute: AmaxCompute,
+        #[values(0, 3)] margin: u32,
+    ) {
+        let mut histories = AmaxHistories::new(&PrecisionConfig {
+            amax_history_len: len,
+            amax_compute: compute,
+            margin,
+            ..PrecisionConfig::default()
+        });
+        let name = "matrix".to_string();
+        assert_eq!(histories.derived(&name), None);
+        let all = [3.0, 1.0, 2.0, 2.0, 0.5, 0.25, 0.125, 4.0, 0.0, 1.0f32];
+        for (index, amax) in all.into_iter().enumerate() {
+            histories.push(index as u64 + 1, [(&name, amax)]);
+            let window = &all[(index + 1).saturating_sub(len)..=index];
+            let expected = match compute {
+                AmaxCompute::Max => window.iter().copied().reduce(f32::max),
+                AmaxCompute::MostRecent => window.last().copied(),
+            };
+            let factor = 2.0f32.powi(margin as i32);
+            assert_eq!(histories.derived(&name), expected.map(|amax| amax * factor));
+            assert!(histories.saved()[&name].len() <= len);
+        }
+        let resumed = histories.clone().with(histories.saved());
+        assert_eq!(resumed.derived(&name), histories.derived(&name));
+    }
+}

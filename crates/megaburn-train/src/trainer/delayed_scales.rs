@@ -1,0 +1,188 @@
+//! The end of a step of delayed scaling.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use burn::tensor::Tensor;
+use megaburn_collective::objects;
+use megaburn_kernels::DelayedAmax;
+use megaburn_parallel::delayed_amaxes;
+
+use crate::{
+    config::PrecisionRecipe,
+    error::TrainError,
+    trainer::{Trainer, amax_histories::SavedAmaxes, stats::world_max},
+};
+
+impl Trainer {
+    /// Ends a step of delayed scaling: the scales of the next step are derived from the largest
+    /// magnitudes of this one and those before. A step without an update changes no scale, because
+    /// its magnitudes may be those of an overflow.
+    ///
+    /// Source: Transformer Engine, `FP8GlobalStateManager.reduce_and_update_fp8_tensors`.
+    ///
+    /// # Collective
+    /// All ranks with delayed scaling: one number per matrix, and the names of matrices at the
+    /// first call.
+    pub(super) fn advance_scales(&mut self, is_update: bool) -> Result<(), TrainError> {
+        if !self.delays_scales() {
+            return Ok(());
+        }
+        let own = delayed_amaxes(self.model_in_flight());
+        let current = take_amaxes(&own)?;
+        if !is_update {
+            return Ok(());
+        }
+        let names = self.names_of_matrices(own.keys())?;
+        let of = |name: &String| f64::from(current.get(name).copied().unwrap_or(0.0));
+        let all = world_max(&self.groups, &names.iter().map(of).collect::<Vec<_>>())?;
+        let all = all.into_iter().map(|amax| amax as f32);
+        let step = self.progress.step;
+        self.amax_histories.push(step, names.iter().zip(all));
+        self.matrix_names = Some(names);
+        self.derive_scales(&own);
+        Ok(())
+    }
+
+    /// Discards the magnitudes of a step that ended in an error.
+    pub(super) fn discard_amaxes(&self) {
+        for amax in delayed_amaxes(self.model_in_flight()).values() {
+            amax.take_current();
+        }
+    }
+
+    /// Continues with the magnitudes of a checkpoint.
+    pub(super) fn resume_amaxes(&mut self, saved: SavedAmaxes) {
+        if self.delays_scales() {
+            self.amax_histories = self.amax_histories.clone().with(saved);
+            self.derive_scales(&delayed_amaxes(self.model_in_flight()));
+        }
+    }
+
+    fn delays_scales(&self) -> bool {
+        self.config.precision.recipe == PrecisionRecipe::Delayed
+    }
+
+    /// The names of the matrices of all ranks, of which pipeline stages have different ones.
+    fn names_of_matrices<'a>(
+        &self,
+        own: impl Iterator<Item = &'a String>,
+    ) -> Result<Vec<String>, TrainError> {
+        if let Some(names) = &self.matrix_names {
+            return Ok(names.clone());
+        }
+        let own: Vec<String> = own.cloned().collect();
+        let world = &self.groups.world;
+        let all = objects::gather(world, &own)?;
+        let all: BTreeSet<String> = all.into_iter().flatten().collect();
+        Ok(objects::broadcast(world, &Vec::from_iter(all))?)
+    }
+
+    /// Gives this rank's matrices the magnitudes that their scales are derived from.
+    fn derive_scales(&self, own: &BTreeMap<String, DelayedAmax>) {
+        let derived = own
+            .iter()
+            .filter_map(|(name, amax)| Some((amax, self.amax_histories.derived(name)?)));
+        let (amaxes, values): (Vec<&DelayedAmax>, Vec<f32>) = derived.unzip();
+        if amaxes.is_empty() {
+            return;
+        }
+        let device = self.device.clone().inner();
+        let values = Tensor::<1>::from_floats(values.as_slice(), &device);
+        for (index, amax) in amaxes.into_iter().enumerate() {
+            amax.set_derived(Some(values.clone().narrow(0, index, 1)));
+        }
+    }
+}
+
+/// The largest magnitudes of this rank's matrices in the step. They are read at once, not one by one.
+fn take_amaxes(own: &BTreeMap<String, DelayedAmax>) -> Result<BTreeMap<String, f32>, TrainError> {
+    let taken = own
+        .iter()
+        .filter_map(|(name, amax)| Some((name.clone(), amax.take_current()?)));
+    let (names, amaxes): (Vec<String>, Vec<Tensor<1>>) = taken.unzip();
+    if names.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let data = Tensor::cat(amaxes, 0).try_into_data();
+    let data = data.map_err(|error| TrainError::Device {
+        why: error.to_string(),
+    })?;
+    Ok(names.into_iter().zip(data.iter::<f32>()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::TensorData;
+    use megaburn_parallel::read_params;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::trainer::testing::{poison, trainers};
+
+    /// A number that is not finite ends the step with its error, whatever the scale; nothing has
+    /// changed, neither weights nor the history that scales are derived from.
+    #[rstest]
+    #[case("tensorwise", "tp2")]
+    #[case("delayed", "tp2")]
+    #[case("delayed", "pp2")]
+    #[case("blockwise", "tp1")]
+    #[case("mxfp8", "dp2")]
+    fn what_is_not_finite_changes_nothing(
+        #[case] recipe: &str,
+        #[case] layout: &str,
+        #[values(f32::NAN, f32::INFINITY)] value: f32,
+    ) {
+        let recipe = format!("precision.recipe={recipe}");
+        trainers(&[&recipe], layout, |mut trainer| {
+            trainer.step()?;
+            trainer.step()?;
+            let param = "blocks.1.mlp.down.weight";
+            let is_last = trainer.groups.world.rank() + 1 == trainer.groups.world.size();
+            if is_last {
+                poison(&mut trainer, param, value);
+            }
+            let weights = |trainer: &Trainer| -> Vec<(String, TensorData)> {
+                read_params(trainer.model()).into_iter().collect()
+            };
+            let bytes = |all: Vec<(String, TensorData)>| -> Vec<Vec<u8>> {
+                let bytes = |(_, data): (String, TensorData)| data.as_bytes().to_vec();
+                all.into_iter().map(bytes).collect()
+            };
+            let before = (bytes(weights(&trainer)), trainer.amax_histories.saved());
+            let error = trainer.step().unwrap_err();
+            assert!(
+                matches!(error, TrainError::NonFinite { step: 3, .. }),
+                "{error}"
+            );
+            let after = (bytes(weights(&trainer)), trainer.amax_histories.saved());
+            assert!(before == after, "{recipe} {layout}");
+            Ok(())
+        });
+    }
+
+    /// Steps that overflow are not in the history.
+    #[test]
+    fn an_overflow_is_not_recorded() {
+        let sets = [
+            "precision.recipe=delayed",
+            "train.dtype=f16",
+            "optimizer.initial_loss_scale=1e30",
+            "optimizer.hysteresis=1",
+        ];
+        trainers(&sets, "tp2", |mut trainer| {
+            assert!(trainer.step()?.skipped);
+            assert!(trainer.amax_histories.saved().is_empty());
+            while trainer.step()?.skipped {
+                assert!(trainer.amax_histories.saved().is_empty());
+            }
+            let saved = trainer.amax_histories.saved();
+            // Two layers of four matrices with three operands each.
+            assert_eq!(saved.len(), 2 * 4 * 3);
+            for (name, steps) in saved {
+                assert_eq!(steps.len(), 1, "{name}");
+                assert!(steps[0].1.is_finite() && steps[0].1 > 0.0, "{name}");
+            }
+            Ok(())
+        });
+    }
+}

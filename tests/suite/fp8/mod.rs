@@ -1,0 +1,5 @@
+//! Training with quantised matrices.
+
+mod layouts;
+mod runs;
+mod support;

@@ -23,7 +23,7 @@ pub(crate) enum CubeOperand {
     /// For tensor cores.
     Fp8(Box<Fp8Matrix>),
     /// The numbers that the elements stand for, in f32.
-    Numbers(FloatTensor<Cube>),
+    Numbers(Box<FloatTensor<Cube>>),
 }
 
 /// Sizes of FP8 products on tensor cores are multiples of this, except for the number of tokens.
@@ -86,17 +86,17 @@ impl QuantizedOps for Cube {
         Quantized {
             rows: how
                 .rows
-                .then(|| CubeOperand::Numbers(swapped::<Self>(along(SummedDim::Rows)))),
+                .then(|| CubeOperand::Numbers(Box::new(swapped::<Self>(along(SummedDim::Rows))))),
             cols: how
                 .cols
-                .then(|| CubeOperand::Numbers(along(SummedDim::Cols))),
+                .then(|| CubeOperand::Numbers(Box::new(along(SummedDim::Cols)))),
         }
     }
 
     fn numbers_of(operand: CubeOperand) -> FloatTensor<Self> {
         match operand {
             CubeOperand::Fp8(matrix) => tensor::into_backend(fp8::numbers(*matrix)),
-            CubeOperand::Numbers(numbers) => numbers,
+            CubeOperand::Numbers(numbers) => *numbers,
         }
     }
 
@@ -116,7 +116,8 @@ impl QuantizedOps for Cube {
                 };
                 tensor::into_backend(done(gemm::fp8_product(*a, *b, options)))
             }
-            Operands::Numbers(a, b) => {
+            Operands::Numbers(both) => {
+                let [a, b] = *both;
                 Self::product(a, swapped::<Self>(b), ProductOptions::new(dtype))
             }
         }
@@ -150,13 +151,16 @@ impl QuantizedOps for Cube {
                 done(gemm::fp8_product_into(*a, *b, &into, options));
                 Self::wrap(tensor::into_backend(into))
             }
-            Operands::Numbers(a, b) => Self::add_weight_gradient(
-                swapped::<Self>(a),
-                swapped::<Self>(b),
-                sum,
-                room,
-                Default::default(),
-            ),
+            Operands::Numbers(both) => {
+                let [a, b] = *both;
+                Self::add_weight_gradient(
+                    swapped::<Self>(a),
+                    swapped::<Self>(b),
+                    sum,
+                    room,
+                    Default::default(),
+                )
+            }
         }
     }
 }
@@ -166,7 +170,7 @@ enum Operands {
     /// Tensor cores multiply them.
     Fp8(Box<Fp8Matrix>, Box<Fp8Matrix>),
     /// Their numbers are multiplied.
-    Numbers(FloatTensor<Cube>, FloatTensor<Cube>),
+    Numbers(Box<[FloatTensor<Cube>; 2]>),
 }
 
 impl Operands {
@@ -178,7 +182,7 @@ impl Operands {
                 // One that sums over the rows of its matrix may be padded with zeros.
                 let k = last_dim(&a.shape()).min(last_dim(&b.shape()));
                 let [a, b] = [a, b].map(|x| slice_rows::<Cube>(x, 1, 0..k));
-                Self::Numbers(a, b)
+                Self::Numbers(Box::new([a, b]))
             }
         }
     }

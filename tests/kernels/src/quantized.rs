@@ -93,7 +93,10 @@ fn run(
     );
     let dy = Tensor::from_data(dy.clone(), (&y.device(), dtype));
     let grads = (y.clone() * dy).sum().backward();
-    let dw = main_grad.map_or_else(|| w.grad(&grads), |_| Some(w.inner()));
+    let dw = match main_grad {
+        Some(_) => Some(w.inner()),
+        None => w.grad(&grads),
+    };
     let [dx, dbias] = [
         x.grad(&grads),
         bias.grad(&grads).map(|bias| bias.unsqueeze()),

@@ -203,7 +203,7 @@ impl Setting {
             }
             Self::Quantised => {
                 let recipe = record.get("precision.recipe");
-                recipe.is_some_and(|recipe| *recipe != Value::from("bf16"))
+                recipe.is_some_and(|recipe| recipe.as_str() != Some("bf16"))
             }
             Self::BlockwiseMuon => {
                 is("optimizer.name", "muon".into())

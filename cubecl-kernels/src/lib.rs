@@ -44,8 +44,6 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod error;
-#[cfg(feature = "cuda")]
-pub mod fp8;
 mod gemm_ops;
 mod gpu;
 mod gradient_accumulation_fusion;
@@ -109,6 +107,13 @@ pub use rope::{
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
 pub use split::{SliceMode, split_last, split_last_with};
 pub use sum::{sum_all, sum_columns};
+
+/// FP8 numbers on NVIDIA GPUs: the largest magnitude of a tensor, and the cast of a matrix with one
+/// scale, together with its transpose.
+#[cfg(feature = "cuda")]
+pub mod fp8 {
+    pub use crate::quantized::launch::{Cast, CastOptions, amax, cast};
+}
 
 /// The definitions: every operation composed of differentiable tensor operations, simple and slow.
 ///

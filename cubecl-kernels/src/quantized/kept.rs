@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::ops::Quantized;
+use super::operands::Quantized;
 
 /// Tells the layers of a model when their weights do not change, so that each quantises its weight
 /// once: for both passes, and for all micro-batches of a step. Clones share it.

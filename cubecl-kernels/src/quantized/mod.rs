@@ -1,22 +1,27 @@
 //! Linear maps of quantised matrices: FP8 and the emulated formats of newer GPUs.
 
 mod amax;
-#[cfg(feature = "cuda")]
-mod cube;
-mod flex;
+mod fallback;
 mod format;
 mod kept;
-mod linear;
-mod ops;
+#[cfg(feature = "cuda")]
+mod kernels;
+#[cfg(feature = "cuda")]
+pub(crate) mod launch;
+mod op;
+mod operands;
 mod options;
 mod recipe;
+#[cfg(test)]
+mod reference;
 mod scale;
 #[cfg(test)]
 mod tests;
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
+use megaburn_autograd::backend_ops::slice_rows;
 use megaburn_autograd::{fused, on_every_backend};
 
 pub use amax::{AmaxReduction, AmaxSource, DelayedAmax};
@@ -27,8 +32,9 @@ pub use recipe::{MatrixRole, QuantizationRecipe, Scaling, SummedDim};
 pub use scale::Scale;
 
 use crate::LinearOptions;
-use linear::QuantizedLinear;
-use ops::{Quantization, QuantizedOps};
+use crate::gemm_ops::swapped;
+use op::QuantizedLinear;
+use operands::{Quantization, QuantizedOps};
 
 /// [`linear`](crate::linear) whose three products multiply quantised matrices: `y = q(x) q(w)`,
 /// `dx = q(dy) q(w)ᵀ` and `dw = q(x)ᵀ q(dy)`. The bias is added to the result as it is.
@@ -101,8 +107,13 @@ on_every_backend! {
         fn numbers(x: FloatTensor<Self>, how: Quantization) -> FloatTensor<Self> {
             let needs_amax = how.recipe.needs_amax();
             let amax = needs_amax.then(|| Self::largest_magnitude(x.clone()));
+            let num_rows = TensorMetadata::shape(&x)[0];
             let found = Self::quantize_matrix(x, amax, how);
-            let rows = found.rows.map(|of| crate::gemm_ops::swapped::<Self>(Self::numbers_of(of)));
+            // An operand that sums over the rows may be padded with zeros.
+            let rows = found.rows.map(|of| {
+                let padded = swapped::<Self>(Self::numbers_of(of));
+                slice_rows::<Self>(padded, 0, 0..num_rows)
+            });
             let found = rows.or_else(|| found.cols.map(Self::numbers_of));
             found.expect("one dimension is summed over")
         }

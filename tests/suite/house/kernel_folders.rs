@@ -25,7 +25,7 @@ const SHARED: &str = "kernel_parts";
 
 /// The files and folders that an operation has besides the parts. A new one needs a reason that the
 /// parts do not cover: a function of the API with its tests, or a type that several parts use.
-const OWN: [(&str, &[&str]); 12] = [
+const OWN: [(&str, &[&str]); 13] = [
     (
         "activation",
         &["clamped_swiglu", "geglu", "gelu", "squared_relu", "swiglu"],
@@ -51,6 +51,10 @@ const OWN: [(&str, &[&str]); 12] = [
     (
         "optimizer",
         &["adamw", "bf16_out", "checks", "gradients", "lion", "sgd"],
+    ),
+    (
+        "quantized",
+        &["amax", "format", "kept", "operands", "recipe", "scale"],
     ),
     (
         "rope",

@@ -1,6 +1,11 @@
 //! Quantised products on GPUs: those of FP8 matrices with one scale by tensor cores, if their sizes
 //! and the GPU allow, and all others by the numbers that their elements stand for.
 
+mod amax;
+mod cast;
+mod loads;
+mod numbers;
+
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -9,10 +14,14 @@ use megaburn_autograd::backend_ops::{last_dim, slice_rows};
 use megaburn_cuda::gemm::{self, Fp8IntoOptions, Fp8Kind, Fp8Matrix, Fp8ProductOptions};
 use megaburn_cuda::tensor;
 
-use super::format::SmallFloat;
-use super::ops::{ProductOf, Quantization, Quantized, QuantizedOps};
-use super::recipe::{Scaling, SummedDim};
-use crate::fp8::{self, BlockOptions, BlockScale, CastOptions};
+use crate::quantized::format::SmallFloat;
+use crate::quantized::kernels::BlockScale;
+use crate::quantized::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
+use crate::quantized::recipe::{Scaling, SummedDim};
+pub use amax::amax;
+pub use cast::{Cast, CastOptions, cast};
+use numbers::{BlockOptions, block_numbers, numbers};
+
 use crate::gemm_ops::cube::done;
 use crate::gemm_ops::{GemmOps, ProductOptions, swapped};
 use crate::gradient_accumulation_fusion::GradAccumFusion;
@@ -33,7 +42,7 @@ impl QuantizedOps for Cube {
     type Operand = CubeOperand;
 
     fn largest_magnitude(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        tensor::into_backend(fp8::amax(tensor::from_backend(x)))
+        tensor::into_backend(amax(tensor::from_backend(x)))
     }
 
     fn quantize_matrix(
@@ -45,7 +54,7 @@ impl QuantizedOps for Cube {
         let format = recipe.format(how.role);
         let kind = kind(format);
         if let Some(amax) = amax {
-            let cast = fp8::cast(
+            let cast = cast(
                 tensor::from_backend(x),
                 tensor::from_backend(amax),
                 CastOptions {
@@ -81,7 +90,7 @@ impl QuantizedOps for Cube {
                 block: recipe.block(how.role, summed),
             };
             let x = tensor::from_backend(x.clone());
-            tensor::into_backend(fp8::block_numbers(x, options))
+            tensor::into_backend(block_numbers(x, options))
         };
         Quantized {
             rows: how
@@ -95,7 +104,7 @@ impl QuantizedOps for Cube {
 
     fn numbers_of(operand: CubeOperand) -> FloatTensor<Self> {
         match operand {
-            CubeOperand::Fp8(matrix) => tensor::into_backend(fp8::numbers(*matrix)),
+            CubeOperand::Fp8(matrix) => tensor::into_backend(numbers(*matrix)),
             CubeOperand::Numbers(numbers) => *numbers,
         }
     }
@@ -192,7 +201,7 @@ fn are_taken(a: &Fp8Matrix, b: &Fp8Matrix) -> bool {
     let [n, k] = [b.values.meta.shape()[0], b.values.meta.shape()[1]];
     let are_aligned = n.is_multiple_of(ALIGNED) && k.is_multiple_of(ALIGNED) && k > 0;
     let both_e5m2 = a.kind == Fp8Kind::E5m2 && b.kind == Fp8Kind::E5m2;
-    let device = Cube::wrap::<2>(tensor::into_backend(a.values.clone())).device();
+    let device = Cube::wrap::<1>(tensor::into_backend(a.scale_inv.clone())).device();
     are_aligned && !both_e5m2 && gemm::takes_fp8(&device)
 }
 

@@ -1,16 +1,10 @@
-//! Launches of the kernels on CubeCL's tensors.
-
-pub(crate) mod amax;
-pub(crate) mod cast;
-pub(crate) mod numbers;
-
 use burn::tensor::DType;
 
-use super::kernels::Loads;
+use crate::quantized::kernels::Loads;
 
 /// How floats of `dtype` are loaded in vectors of `lanes` numbers: what the kernels must know, the
 /// type of a loaded element, and the elements of a vector.
-fn loads(dtype: DType, lanes: usize) -> (Loads, DType, usize) {
+pub(super) fn loads(dtype: DType, lanes: usize) -> (Loads, DType, usize) {
     let size = dtype.size();
     let bits = 8 * size;
     if lanes * size < 4 {

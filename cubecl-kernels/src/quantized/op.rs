@@ -13,7 +13,7 @@ use megaburn_autograd::{
 };
 
 use super::amax::AmaxSource;
-use super::ops::{ProductOf, Quantization, Quantized, QuantizedOps};
+use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::options::LinearQuantization;
 use super::recipe::{MatrixRole, SummedDim};
 use crate::LinearOptions;

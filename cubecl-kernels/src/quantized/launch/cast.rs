@@ -5,9 +5,9 @@ use cubecl::prelude::*;
 use megaburn_cuda::gemm::Fp8Kind;
 use megaburn_cuda::tensor;
 
-use super::loads;
-use crate::fp8::kernels::{CAST_UNITS, CastSizesLaunch, CastVariant, TILE, cast_kernel};
+use super::loads::loads;
 use crate::kernel_parts::{RowView, address_type, lanes};
+use crate::quantized::kernels::{CAST_UNITS, CastSizesLaunch, CastVariant, TILE, cast_kernel};
 
 /// How a matrix is cast to FP8.
 #[derive(Clone, Copy, Debug)]

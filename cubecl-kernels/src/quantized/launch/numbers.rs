@@ -5,10 +5,10 @@ use cubecl::prelude::*;
 use megaburn_cuda::gemm::{Fp8Kind, Fp8Matrix};
 use megaburn_cuda::tensor;
 
-use crate::fp8::kernels::{
+use crate::kernel_parts::{RowView, address_type};
+use crate::quantized::kernels::{
     BLOCK_UNITS, BlockScale, BlockSizesLaunch, blocks_kernel, numbers_kernel,
 };
-use crate::kernel_parts::{RowView, address_type};
 
 /// The numbers that the elements of a matrix stand for, in f32.
 ///

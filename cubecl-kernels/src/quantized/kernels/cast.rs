@@ -5,9 +5,9 @@ use super::loads::{Loads, numbers};
 use super::{CastSizes, CastVariant};
 
 /// Rows and columns of the tile that a cube casts.
-pub(in crate::fp8) const TILE: u32 = 128;
+pub(in crate::quantized) const TILE: u32 = 128;
 /// Units of a cube.
-pub(in crate::fp8) const UNITS: u32 = 256;
+pub(in crate::quantized) const UNITS: u32 = 256;
 /// Adjacent columns that a unit casts.
 const COLS: u32 = 8;
 /// Adjacent rows that a unit casts at a time: a word of the transpose.
@@ -31,7 +31,7 @@ const VECTORS: u32 = WORDS / VECTOR;
 /// and puts the columns, a word each, into shared memory, from where columns of 128 rows are
 /// stored.
 #[cube(launch, address_type = "dynamic")]
-pub(in crate::fp8) fn cast_kernel<E: Numeric, F: Float, W: Numeric, N: Size, M: Size>(
+pub(in crate::quantized) fn cast_kernel<E: Numeric, F: Float, W: Numeric, N: Size, M: Size>(
     x: &[Vector<E, N>],
     amax: &[f32],
     straight: &mut [Vector<W, M>],

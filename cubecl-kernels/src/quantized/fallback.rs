@@ -7,7 +7,7 @@ use burn::tensor::{FloatDType, Tensor, TensorData};
 use megaburn_autograd::IntoPrimitive;
 use megaburn_autograd::backend_ops::cast;
 
-use super::ops::{ProductOf, Quantization, Quantized, QuantizedOps};
+use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::recipe::SummedDim;
 use super::scale::{Scale, largest_magnitude};
 use crate::gemm_ops::swapped;

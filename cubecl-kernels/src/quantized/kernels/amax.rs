@@ -4,7 +4,7 @@ use super::Loads;
 use crate::kernel_parts::PLANE;
 
 /// Units of a cube.
-pub(in crate::fp8) const UNITS: u32 = 256;
+pub(in crate::quantized) const UNITS: u32 = 256;
 /// Vectors that a unit loads at once, to hide memory latency.
 const AHEAD: usize = 4;
 const PLANES: usize = (UNITS / PLANE) as usize;
@@ -15,7 +15,7 @@ const PLANES: usize = (UNITS / PLANE) as usize;
 /// As unsigned integers, the bits of magnitudes are ordered as their values, infinity is above all
 /// numbers, and NaN above infinity. The maximum does not depend on the order of the units.
 #[cube(launch, address_type = "dynamic")]
-pub(in crate::fp8) fn amax_kernel<E: Numeric, F: Float, N: Size>(
+pub(in crate::quantized) fn amax_kernel<E: Numeric, F: Float, N: Size>(
     x: &[Vector<E, N>],
     out: &mut [Atomic<u32>],
     vectors: usize,

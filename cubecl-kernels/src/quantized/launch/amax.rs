@@ -4,9 +4,9 @@ use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::loads;
-use crate::fp8::kernels::{AMAX_UNITS, amax_kernel};
+use super::loads::loads;
 use crate::kernel_parts::{RowView, address_type, lanes};
+use crate::quantized::kernels::{AMAX_UNITS, amax_kernel};
 
 /// Most cubes of a launch: eight for each multiprocessor of a large GPU.
 const CUBES: usize = 132 * 8;

@@ -5,11 +5,11 @@ use cubecl::prelude::*;
 
 /// What a kernel loads at once; a compile-time constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::fp8) struct Loads {
+pub(in crate::quantized) struct Loads {
     /// The numbers in a loaded element, which is a word or, of one 16-bit number, that number.
-    pub(in crate::fp8) per_element: usize,
+    pub(in crate::quantized) per_element: usize,
     /// The bits of a number.
-    pub(in crate::fp8) bits: usize,
+    pub(in crate::quantized) bits: usize,
 }
 
 /// The numbers of a loaded element, in f32.

@@ -3,17 +3,17 @@ use cubecl::prelude::*;
 use super::convert::{inverse_of, pack, scale_of};
 
 /// Units of a cube of [`blocks_kernel`]: a plane.
-pub(in crate::fp8) const BLOCK_UNITS: u32 = 32;
+pub(in crate::quantized) const BLOCK_UNITS: u32 = 32;
 
 /// The sizes of a matrix and of its blocks.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(in crate::fp8) struct BlockSizes {
-    pub(in crate::fp8) rows: u32,
-    pub(in crate::fp8) cols: u32,
+pub(in crate::quantized) struct BlockSizes {
+    pub(in crate::quantized) rows: u32,
+    pub(in crate::quantized) cols: u32,
     /// Elements from one row to the next.
-    pub(in crate::fp8) stride: u32,
-    pub(in crate::fp8) tall: u32,
-    pub(in crate::fp8) wide: u32,
+    pub(in crate::quantized) stride: u32,
+    pub(in crate::quantized) tall: u32,
+    pub(in crate::quantized) wide: u32,
 }
 
 /// How the scale of a block follows from its largest magnitude.
@@ -29,7 +29,7 @@ pub(crate) enum BlockScale {
 
 /// The numbers that FP8 bytes stand for, times the scale's inverse.
 #[cube(launch, address_type = "dynamic")]
-pub(in crate::fp8) fn numbers_kernel(
+pub(in crate::quantized) fn numbers_kernel(
     values: &[u8],
     scale_inv: &[f32],
     out: &mut [f32],
@@ -43,7 +43,7 @@ pub(in crate::fp8) fn numbers_kernel(
 /// The numbers that the elements of a matrix stand for after each of its blocks was quantised with
 /// a scale of its own. A cube has a block.
 #[cube(launch, address_type = "dynamic")]
-pub(in crate::fp8) fn blocks_kernel<F: Float>(
+pub(in crate::quantized) fn blocks_kernel<F: Float>(
     x: &[F],
     out: &mut [f32],
     sizes: BlockSizes,

@@ -10,7 +10,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Tensor};
 use megaburn_autograd::IntoPrimitive;
-use megaburn_autograd::backend_ops::{last_dim, slice_rows};
+use megaburn_autograd::backend_ops::{self, last_dim, slice_rows};
 use megaburn_cuda::gemm::{self, Fp8IntoOptions, Fp8Kind, Fp8Matrix, Fp8ProductOptions};
 use megaburn_cuda::tensor;
 
@@ -127,7 +127,9 @@ impl QuantizedOps for Cube {
             }
             Operands::Numbers(both) => {
                 let [a, b] = *both;
-                Self::product(a, swapped::<Self>(b), ProductOptions::new(dtype))
+                // cuBLASLt does not round products of f32 matrices.
+                let wide = ProductOptions::new(FloatDType::F32);
+                backend_ops::cast::<Self>(Self::product(a, swapped::<Self>(b), wide), dtype)
             }
         }
     }

@@ -119,7 +119,8 @@ fn inputs([t, inputs, outputs]: [usize; 3], dtype: DType) -> [TensorData; 4] {
     ]
 }
 
-/// On tensor cores the forward product is summed with 14 bits.
+/// Tensor cores sum the terms of an instruction with about 14 bits of mantissa, and those of the
+/// forward product all.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 1e-3,
@@ -170,9 +171,7 @@ fn main_gradients() -> Result<(), String> {
             let expected = sum(&Device::flex(), DType::F32)?;
             close(
                 &format!("dw of {recipe:?} {sizes:?}"),
-                &found,
-                &expected,
-                1e-5,
+                &found, &expected, 1e-3,
             )?;
         }
     }

@@ -144,10 +144,10 @@ fn samples_begin_and_end_as_the_model_that_a_run_starts_from() {
         config["eos_token_id"] = vec![id("[SEP]"), id("[MASK]")].into();
         fs::write(model.join(file), config.to_string()).unwrap();
     }
-    let first = |[data, tokenizer]: [String; 2]| {
-        let settings = sentences.settings();
-        let kept = settings.iter().filter(|set| set.starts_with("data."));
-        let sets = [
+    let sets = |[data, tokenizer]: [String; 2]| {
+        let settings = sentences.settings().into_iter();
+        let kept = settings.filter(|set| set.starts_with("data."));
+        let more = [
             data,
             tokenizer,
             format!("model.init={}", model.display()),
@@ -155,8 +155,10 @@ fn samples_begin_and_end_as_the_model_that_a_run_starts_from() {
             "train.global_batch=1".into(),
             "train.micro_batch=1".into(),
         ];
-        let sets = kept.chain(&sets);
-        let config = sets.fold(ConfigLayers::new(), |layers, set| {
+        kept.chain(more).collect::<Vec<_>>()
+    };
+    let first = |sets: &[String]| {
+        let config = sets.iter().fold(ConfigLayers::new(), |layers, set| {
             layers.with_set(set).unwrap()
         });
         let config = config.load().unwrap();
@@ -172,14 +174,19 @@ fn samples_begin_and_end_as_the_model_that_a_run_starts_from() {
         let last = labels.filter(|(_, counts)| **counts).last().unwrap();
         (sample.text_dec[0], *last.0 as u32)
     };
-    let own = encode(&sentences, &model, "own");
-    assert_eq!(first(own), (id("[PAD]"), id("[SEP]")));
     // With another tokenizer, the model's ids mean nothing.
     let vocab = fs::read_to_string(sentences.path("vocab.txt")).unwrap();
     let other = sentences.path("other.txt");
     fs::write(&other, vocab.replace("stays", "stay")).unwrap();
-    let other = encode(&sentences, &other, "other");
-    assert_eq!(first(other), (id("[BOS]"), id("[EOS]")));
+    let other = sets(encode(&sentences, &other, "other"));
+    assert_eq!(first(&other), (id("[BOS]"), id("[EOS]")));
+    let own = sets(encode(&sentences, &model, "own"));
+    assert_eq!(first(&own), (id("[PAD]"), id("[SEP]")));
+    // A run that resumes reads the same samples.
+    let mut args = vec!["train", "--layout", "tp1", "--steps", "1"];
+    args.extend(own.iter().flat_map(|set| ["--set", set]));
+    succeed(&args);
+    assert_eq!(first(&own), (id("[PAD]"), id("[SEP]")));
 }
 
 /// The SentencePiece model of T5 in `tests/fixtures/tokenizer-files`.

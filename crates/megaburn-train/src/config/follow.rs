@@ -91,6 +91,7 @@ mod tests {
         }
         let first = of(&[
             "model.family=t5",
+            "model.hidden=64",
             "model.tied=true",
             "model.parts.activation=relu",
             "model.parts.logits_scaling=8",

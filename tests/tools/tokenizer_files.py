@@ -184,15 +184,13 @@ SENTENCEPIECE = {
 }  # fmt: skip
 
 
-def sentencepiece(name, folder, full):
+def train_sentencepiece(args, rules, path, full):
     import sentencepiece
-    import sentencepiece.sentencepiece_model_pb2
 
-    args, files, rules = SENTENCEPIECE[name]
     args = dict(args)
     with tempfile.TemporaryDirectory() as scratch:
         if rules and full:
-            args["normalization_rule_name"] = "nmt_nfkc_cf" if "bpe" in name else "nmt_nfkc"
+            args["normalization_rule_name"] = "nmt_nfkc_cf" if args["model_type"] == "bpe" else "nmt_nfkc"
         elif rules:
             args["normalization_rule_tsv"] = str(rule_file(scratch))
         prefix = Path(scratch) / "m"
@@ -200,7 +198,15 @@ def sentencepiece(name, folder, full):
             sentence_iterator=iter(corpus(full)), model_prefix=str(prefix), hard_vocab_limit=False, minloglevel=2,
             vocab_size=4000 if full else 640, character_coverage=0.98, num_threads=1, **args,
         )  # fmt: skip
-        shutil.copy(f"{prefix}.model", folder / "tokenizer.model")
+        shutil.copy(f"{prefix}.model", path)
+
+
+def sentencepiece(name, folder, full):
+    import sentencepiece
+    import sentencepiece.sentencepiece_model_pb2
+
+    args, files, rules = SENTENCEPIECE[name]
+    train_sentencepiece(args, rules, folder / "tokenizer.model", full)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     bare = Path(tempfile.mkdtemp()) / "bare.model"
     proto = sentencepiece.sentencepiece_model_pb2.ModelProto()
@@ -245,6 +251,52 @@ def sentencepiece(name, folder, full):
             prompt = prompt + [eos]
         spelled = [names.get(id) or processor.id_to_piece(id) for id in plain if id != processor.unk_id()]
         return plain, prompt, processor.decode_pieces(spelled)
+
+    return files, expected
+
+
+# The additional arguments of the trainer, tokenizer_config.json, and the model; all as published for T5 and mT5.
+SENTINELS = [f"<extra_id_{index}>" for index in range(5)]
+NAMED = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+T5 = {
+    "sp-t5": ({}, NAMED | {"extra_ids": 5, "additional_special_tokens": SENTINELS}, None),
+    "sp-t5-usual": ({}, NAMED | {"legacy": False, "additional_special_tokens": ["<tool>", *SENTINELS]}, "t5"),
+    "sp-mt5": (
+        {"user_defined_symbols": [f"\u2581{sentinel}" for sentinel in reversed(SENTINELS)]},
+        NAMED | {"extra_ids": 0, "additional_special_tokens": None, "tokenizer_class": "T5Tokenizer"},
+        "mt5",
+    ),
+}
+
+
+def t5(name, folder, full):
+    """Prompts of transformers' T5Tokenizer for a SentencePiece model, and SentencePiece's ids of plain text."""
+    import sentencepiece
+    from transformers import AutoTokenizer
+
+    args, config, model = T5[name]
+    args = dict(model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1) | args
+    train_sentencepiece(args, True, folder / "spiece.model", full)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spiece.model"))
+    files = {"tokenizer_config.json": config}
+    if model:
+        files["config.json"] = {"model_type": model}
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = Path(scratch)
+        shutil.copy(folder / "spiece.model", scratch)
+        for file, value in ({"config.json": {"model_type": "t5"}} | files).items():
+            (scratch / file).write_text(json.dumps(value))
+        tokenizer = AutoTokenizer.from_pretrained(scratch)
+    ids = {name: id for name, id in tokenizer.get_vocab().items() if "<extra_id_" in name or name == "<tool>"}
+    (folder / "ids.json").write_text(json.dumps(ids, indent=1, sort_keys=True) + "\n")
+
+    def expected(text):
+        plain = processor.encode(text)
+        # Transformers divides a text at all kinds of spaces before SentencePiece's model sees it, and normalizes a
+        # character together with its marks.
+        is_other = "\u2581" in text or "a\u0301\u0302" in text or any(map(str.isspace, processor.normalize(text)))
+        prompt = None if is_other else tokenizer(text)["input_ids"]
+        return plain, prompt, processor.decode([id for id in plain if id != processor.unk_id()])
 
     return files, expected
 
@@ -448,7 +500,7 @@ def main():
     root.mkdir(parents=True, exist_ok=True)
     cases = strings(2000 if full else 10)
     (root / "strings.json").write_text(json.dumps(cases, ensure_ascii=False) + "\n")
-    makers = [(SENTENCEPIECE, sentencepiece), (TIKTOKEN, tiktoken_model), (BERT, wordpiece), (CLASSES, class_of)]
+    makers = [(SENTENCEPIECE, sentencepiece), (T5, t5), (TIKTOKEN, tiktoken_model), (BERT, wordpiece), (CLASSES, class_of)]
     for names, make in makers:
         for name in names:
             if not only or name in only:

@@ -107,7 +107,7 @@ pub use samples::{Sample, Samples};
 pub use synthetic::{NUM_SYMBOLS, Synthetic, SyntheticKind};
 pub use text_cache::{TextCache, TextCacheEvent};
 pub use tokenizer::{
-    BOS, ByteTokenizer, EOS, HfTokenizer, PAD, PieceEncoder, TextStream, Tokenizer,
-    TokenizerTrainer, TrainedTokenizer, bits_per_byte,
+    BOS, ByteTokenizer, EOS, HfTokenizer, PAD, PieceEncoder, PublishedTokenizer, TextStream,
+    Tokenizer, TokenizerTrainer, TrainedTokenizer, bits_per_byte,
 };
 pub use union::UnionSampler;

@@ -11,9 +11,11 @@ mod hf_pieces;
 mod merges;
 mod piece_encoder;
 mod pieces;
+mod published;
 mod sentencepiece;
 mod special;
 mod stream;
+mod t5;
 mod text_encoder;
 mod train;
 mod transformers;
@@ -29,6 +31,7 @@ use crate::error::DataError;
 pub use byte::ByteTokenizer;
 pub use hf::HfTokenizer;
 pub use piece_encoder::PieceEncoder;
+pub use published::PublishedTokenizer;
 pub use train::{BOS, EOS, PAD, TokenizerTrainer, TrainedTokenizer};
 
 /// Converts text to token ids and back. It is object-safe, so the configuration can select the
@@ -57,6 +60,13 @@ pub trait Tokenizer: Debug + Send + Sync {
     /// # Errors
     /// As [`encode`](Self::encode).
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        self.encode(text)
+    }
+    /// As [`encode_prompt`](Self::encode_prompt), without the special tokens of the template.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    fn encode_bare_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.encode(text)
     }
     /// Checks that [`encode_prompt`](Self::encode_prompt) gives the ids of the original, as far as
@@ -114,6 +124,13 @@ pub trait Tokenizer: Debug + Send + Sync {
     /// byte.
     fn is_byte_level(&self) -> bool {
         false
+    }
+    /// How the tokenizer belongs into the folder of a model; `None` if it is not read from a file.
+    ///
+    /// # Errors
+    /// The files next to it cannot be read.
+    fn published(&self) -> Result<Option<PublishedTokenizer>, DataError> {
+        Ok(None)
     }
     /// A hash that differs between tokenizers that encode the same documents differently; 0 for the
     /// byte-level tokenizer.

@@ -16,6 +16,17 @@ pub use megaburn_checkpoint::hf::ASSETS;
 /// too. The marker is never exported.
 pub(crate) const BARE_NAMES: &str = "bare-names";
 
+/// The files that hold a tokenizer, in the order in which they are looked for.
+const TOKENIZERS: [&str; 5] = [
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "tiktoken.model",
+    "vocab.txt",
+];
+/// Files from which a `tokenizer.json` was made.
+const OF_JSON: [&str; 2] = ["vocab.json", "merges.txt"];
+
 /// The small files of a model, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assets {
@@ -75,11 +86,39 @@ impl Assets {
 
     /// Names and contents of the files, for an export.
     pub fn published(&self) -> Vec<(String, Vec<u8>)> {
-        self.files
-            .iter()
-            .filter(|(name, _)| name != BARE_NAMES)
-            .cloned()
+        let files = self.files.iter().filter(|(name, _)| name != BARE_NAMES);
+        files
+            .map(|(name, bytes)| match name == TOKENIZERS[0] {
+                true => (format_of(bytes).into(), bytes.clone()),
+                false => (name.clone(), bytes.clone()),
+            })
             .collect()
+    }
+
+    /// Whether one of the files that hold a tokenizer has this content.
+    pub fn has_tokenizer(&self, content: &[u8]) -> bool {
+        let mut files = self.files.iter();
+        files.any(|(name, bytes)| TOKENIZERS.contains(&name.as_str()) && bytes == content)
+    }
+
+    /// Makes a file the tokenizer under the name `name`, with these entries of
+    /// `tokenizer_config.json`. Other files that hold a tokenizer stay only next to a
+    /// `tokenizer.json`, which is found before them.
+    pub fn insert_tokenizer(&mut self, name: &str, bytes: Vec<u8>, config: &Map<String, Value>) {
+        if name != TOKENIZERS[0] {
+            let is_other = |name: &str| TOKENIZERS.contains(&name) || OF_JSON.contains(&name);
+            self.files.retain(|(name, _)| !is_other(name));
+        }
+        self.insert(name, bytes);
+        if !config.is_empty() {
+            let file = "tokenizer_config.json";
+            let said = self.json(file).filter(Value::is_object);
+            let mut said = said.unwrap_or_else(|| Value::Object(Map::new()));
+            for (key, value) in config {
+                said[key] = value.clone();
+            }
+            self.insert(file, format!("{said:#}\n").into_bytes());
+        }
     }
 
     /// Replaces the tokenizer files by those of `other`, which may have none.
@@ -155,5 +194,19 @@ impl Assets {
             Some(ids.filter_map(|id| id.try_into().ok()).collect())
         };
         of("generation_config.json").or_else(|| of("config.json"))
+    }
+}
+
+/// The name of a tokenizer file, by its content. Older versions kept any tokenizer of a run as
+/// `tokenizer.json`.
+fn format_of(bytes: &[u8]) -> &'static str {
+    /// The key of the first field of a SentencePiece model, which is a protocol buffer.
+    const FIRST_FIELD: u8 = 0x0A;
+    let mut lines = bytes.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
+    match bytes.first() {
+        Some(&FIRST_FIELD) => "tokenizer.model",
+        _ if bytes.trim_ascii_start().starts_with(b"{") => "tokenizer.json",
+        _ if lines.any(|line| line == b"[UNK]") => "vocab.txt",
+        _ => "tiktoken.model",
     }
 }

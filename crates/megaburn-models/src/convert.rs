@@ -106,6 +106,20 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
     let mut assets = Assets::of(&source)?;
     let original = assets.json("config.json");
     let config = config_json(source.config(), original, options.dtype, &*tensors)?;
+    let is_scaled = source.config().multipliers.logits_scaling != 1.0;
+    if source.config().is_encoder_decoder() && source.config().tied != is_scaled {
+        tracing::warn!(
+            "version 4 of Transformers takes the logits of a T5 to be scaled by d_model^-0.5 if its \
+            embeddings are tied, and only then, but this model's embeddings are {} and its logits \
+            are {}; load it with version 5 or later",
+            if source.config().tied {
+                "tied"
+            } else {
+                "not tied"
+            },
+            if is_scaled { "scaled" } else { "not scaled" },
+        );
+    }
     if let Some(mut config) = config {
         let tokens = assets.json("generation_config.json").unwrap_or_default();
         for kind in ["eos", "bos", "pad", "decoder_start"] {

@@ -2,12 +2,11 @@
 
 use std::{fs, path::Path};
 
-use megaburn_data::T5DatasetConfig;
+use megaburn_data::{DataError, PublishedTokenizer, T5DatasetConfig, Tokenizer};
 use megaburn_models::assets::Assets;
 
 use crate::{
-    config::{DatasetKind, InitFrom, Tokenizer, TrainConfig},
-    data::RunData,
+    config::{DatasetKind, InitFrom, TrainConfig},
     error::TrainError,
 };
 
@@ -18,22 +17,26 @@ use crate::{
 pub(crate) fn assets_of(
     config: &TrainConfig,
     start: Option<&InitFrom>,
-    data: &RunData,
+    tokenizer: &dyn Tokenizer,
 ) -> Result<Assets, TrainError> {
     let of_model = match start {
         Some(start) => Assets::of(start.source())?,
         None => Assets::default(),
     };
-    let of_tokenizer = match &config.data.tokenizer {
-        Tokenizer::Byte => Assets::default(),
-        Tokenizer::File(path) => of_tokenizer(Path::new(path))?,
+    let mut published = tokenizer.published()?;
+    if let (DatasetKind::T5, Some(published)) = (config.data.dataset, &mut published) {
+        // The model's end is that of the decoder's text. The tokenizer keeps its own, which ends
+        // documents.
+        let end = tokenizer.id_to_token(tokenizer.eos());
+        published.config.insert("eos_token".into(), end.into());
+    }
+    let (of_tokenizer, is_own) = match &published {
+        None => (Assets::default(), false),
+        Some(published) => of_tokenizer(published, &of_model)?,
     };
-    let own = of_model.get("tokenizer.json");
-    let is_own = own.is_some() && own == of_tokenizer.get("tokenizer.json");
     let mut assets = of_model.with_tokenizer_of(of_tokenizer);
     if !is_own {
         // The model's own special tokens have different ids in this tokenizer.
-        let tokenizer = data.tokenizer.as_ref();
         let [bos, pad] = [("bos", tokenizer.bos()), ("pad", tokenizer.pad())];
         assets.set_special_tokens(&match config.data.dataset {
             DatasetKind::Gpt | DatasetKind::Bert => {
@@ -50,15 +53,54 @@ pub(crate) fn assets_of(
     Ok(assets)
 }
 
-fn of_tokenizer(path: &Path) -> Result<Assets, TrainError> {
-    if path.is_dir() {
-        return Ok(Assets::read(path)?);
-    }
+/// The small files of a tokenizer, and whether it is that of the model with the files `of_model`.
+fn of_tokenizer(
+    published: &PublishedTokenizer,
+    of_model: &Assets,
+) -> Result<(Assets, bool), TrainError> {
+    let PublishedTokenizer { path, name, config } = published;
     let mut assets = Assets::read(path.parent().unwrap_or(Path::new("")))?;
     let bytes = fs::read(path).map_err(|source| TrainError::Read {
-        path: path.into(),
+        path: path.clone(),
         source,
     })?;
-    assets.insert("tokenizer.json", bytes);
-    Ok(assets)
+    let is_own = of_model.has_tokenizer(&bytes);
+    assets.insert_tokenizer(name, bytes, config);
+    Ok((assets, is_own))
+}
+
+/// The tokens with which the text of a decoder that follows an encoder begins and ends, as the model
+/// that the run starts from has them, if the run trains with this model's own tokenizer. Without
+/// them, they follow from the tokenizer.
+///
+/// # Errors
+/// A file cannot be read; the tokenizer has no spelling of one of the tokens.
+pub(crate) fn ends_of_start(
+    start: Option<&InitFrom>,
+    tokenizer: &dyn Tokenizer,
+) -> Result<[Option<String>; 2], TrainError> {
+    let source = start.map(InitFrom::source);
+    let source = source.filter(|source| source.config().is_encoder_decoder());
+    let (Some(source), Some(published)) = (source, tokenizer.published()?) else {
+        return Ok([None, None]);
+    };
+    let assets = Assets::of(source)?;
+    let (_, is_own) = of_tokenizer(&published, &assets)?;
+    if !is_own {
+        return Ok([None, None]);
+    }
+    let spelling = |key: &str, id: Option<u32>| {
+        let Some(id) = id else { return Ok(None) };
+        let spelling = tokenizer.id_to_token(id);
+        let why = format!(
+            "the model's {key} is {id}, which is no token of its tokenizer `{}`; correct it in the \
+            model's generation_config.json or config.json",
+            published.path.display()
+        );
+        spelling.map(Some).ok_or(DataError::MaskedSamples { why })
+    };
+    Ok([
+        spelling("decoder_start_token_id", assets.decoder_start())?,
+        spelling("eos_token_id", assets.eos().first().copied())?,
+    ])
 }

@@ -11,15 +11,18 @@ pub(crate) struct Facts {
     dtype: String,
     head_dims: [usize; 2],
     seq_len: usize,
+    /// The length of the decoder's sequences, if the model has an encoder too.
+    decoder_seq_len: Option<usize>,
+    /// Whether rows may end with padding, which makes them packed sequences.
+    pads: bool,
     /// Number of layers with sliding-window attention, and of all layers.
     windows: [usize; 2],
     window: usize,
     documents: bool,
     dropout: f64,
     soft_cap: Option<f64>,
-    /// Whether self-attention has a relative bias, and whether there is cross attention too.
+    /// Whether self-attention has a relative bias.
     relative: bool,
-    crosses: bool,
 }
 
 impl Facts {
@@ -32,14 +35,29 @@ impl Facts {
             dtype: config.train.dtype.to_string(),
             head_dims: config.model.head_dims(),
             seq_len: config.data.seq_len,
+            decoder_seq_len: model
+                .is_encoder_decoder()
+                .then_some(config.data.decoder_seq_len),
+            pads: config.data.dataset.is_masked(),
             windows: [windows, blocks],
             window: model.window.unwrap_or(0),
             documents: config.data.documents,
             dropout: config.train.attention_dropout,
             soft_cap: model.attention_soft_cap,
             relative: model.positions.relative().is_some(),
-            crosses: model.is_encoder_decoder(),
         }
+    }
+
+    /// The lengths of sequences by their keys, from the shortest to the longest. Cross attention is
+    /// between the two of an encoder and a decoder.
+    fn lens(&self) -> Vec<(&'static str, usize)> {
+        let decoder = self
+            .decoder_seq_len
+            .map(|len| ("data.decoder_seq_len", len));
+        let mut lens = vec![("data.seq_len", self.seq_len)];
+        lens.extend(decoder);
+        lens.sort_by_key(|(_, len)| *len);
+        lens
     }
 
     /// Why cuDNN is used in no layer; `None` if it is used in some.
@@ -47,26 +65,34 @@ impl Facts {
         let Self {
             windows: [windows, blocks],
             window,
-            seq_len,
             dropout,
             ..
         } = *self;
+        let is_auto = kernel == AttentionKernel::Auto;
+        let lens = self.lens();
+        let [shortest, longest] = [lens[0], lens[lens.len() - 1]];
+        let too_short = |(key, len): (&str, usize)| {
+            format!("sequences as short as {key} = {len} (from {AUTO_LEN} on it is faster)")
+        };
         if dropout > 0.0 {
             Some(format!(
                 "attention dropout (train.attention_dropout is {dropout})"
             ))
         } else if let Some(cap) = self.soft_cap {
             Some(format!("a soft cap of attention scores (of {cap})"))
-        } else if self.relative && !self.crosses {
+        } else if self.relative && self.decoder_seq_len.is_none() {
             Some("a relative bias of attention scores".into())
         } else if self.documents {
             Some("packed documents (data.documents is true)".into())
         } else if windows == blocks && blocks > 0 {
             Some(format!("a window (of {window} positions, in every layer)"))
-        } else if kernel == AttentionKernel::Auto && seq_len < AUTO_LEN {
+        } else if self.relative && is_auto && shortest.1 < AUTO_LEN {
+            let cross = too_short(shortest);
             Some(format!(
-                "sequences as short as data.seq_len = {seq_len} (from {AUTO_LEN} on it is faster)"
+                "a relative bias of attention scores, nor for cross attention of {cross}"
             ))
+        } else if is_auto && longest.1 < AUTO_LEN {
+            Some(too_short(longest))
         } else {
             None
         }
@@ -92,18 +118,30 @@ impl Facts {
         if let Some(what) = self.never(kernel) {
             return format!("{kernel}: cubecl, because cudnn {found} is not used for {what}");
         }
-        match windows {
-            0 if self.relative => format!(
-                "{kernel}: cudnn {found} for cross attention; cubecl for self-attention, because \
-                cudnn is not used for a relative bias"
-            ),
-            0 => format!("{kernel}: cudnn {found}"),
-            _ => format!(
-                "{kernel}: cudnn {found}; cubecl in {windows} of {blocks} layers, because cudnn \
-                is not used for a window (of {} positions)",
-                self.window
-            ),
-        }
+        let window = format!("a window (of {} positions)", self.window);
+        let in_layers = format!("in {windows} of {blocks} layers");
+        let [is_where, others, what] = match (self.relative, self.pads, windows) {
+            (true, ..) => [
+                " for cross attention in micro-batches without padding",
+                " otherwise",
+                "packed rows and a relative bias",
+            ],
+            (_, true, 0) => [
+                " in micro-batches without padding",
+                " otherwise",
+                "packed rows",
+            ],
+            (_, true, _) => [
+                " in micro-batches without padding",
+                &format!(" otherwise, and {in_layers}"),
+                &format!("packed rows and {window}"),
+            ],
+            (_, _, 0) => return format!("{kernel}: cudnn {found}"),
+            _ => ["", &format!(" {in_layers}"), &window],
+        };
+        format!(
+            "{kernel}: cudnn {found}{is_where}; cubecl{others}, because cudnn is not used for {what}"
+        )
     }
 
     fn describe_reference(&self) -> String {
@@ -182,9 +220,29 @@ mod tests {
         "auto: cubecl, because cudnn 9.19.0 (/p) is not used for a relative bias of attention scores"
     )]
     #[case(
-        Facts { relative: true, crosses: true, ..plain() },
+        Facts { relative: true, pads: true, decoder_seq_len: Some(1024), ..plain() },
         AttentionKernel::Auto,
-        "auto: cudnn 9.19.0 (/p) for cross attention; cubecl for self-attention, because cudnn is not used for a relative bias"
+        "auto: cudnn 9.19.0 (/p) for cross attention in micro-batches without padding; cubecl otherwise, because cudnn is not used for packed rows and a relative bias"
+    )]
+    #[case(
+        Facts { relative: true, pads: true, decoder_seq_len: Some(114), ..plain() },
+        AttentionKernel::Auto,
+        "auto: cubecl, because cudnn 9.19.0 (/p) is not used for a relative bias of attention scores, nor for cross attention of sequences as short as data.decoder_seq_len = 114 (from 1024 on it is faster)"
+    )]
+    #[case(
+        Facts { pads: true, decoder_seq_len: Some(114), ..plain() },
+        AttentionKernel::Auto,
+        "auto: cudnn 9.19.0 (/p) in micro-batches without padding; cubecl otherwise, because cudnn is not used for packed rows"
+    )]
+    #[case(
+        Facts { pads: true, seq_len: 512, decoder_seq_len: Some(114), ..plain() },
+        AttentionKernel::Auto,
+        "auto: cubecl, because cudnn 9.19.0 (/p) is not used for sequences as short as data.seq_len = 512 (from 1024 on it is faster)"
+    )]
+    #[case(
+        Facts { pads: true, windows: [3, 4], window: 512, ..plain() },
+        AttentionKernel::Cudnn,
+        "cudnn: cudnn 9.19.0 (/p) in micro-batches without padding; cubecl otherwise, and in 3 of 4 layers, because cudnn is not used for packed rows and a window (of 512 positions)"
     )]
     #[case(
         Facts { dtype: "f32".into(), ..plain() },

@@ -7,6 +7,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use burn::prelude::Device;
 use megaburn_collective::RankEnv;
+use megaburn_data::HfTokenizer;
 use megaburn_models::assets::ASSETS;
 use megaburn_report::{
     console::{Console, human_number},
@@ -57,8 +58,8 @@ impl<'a> Reporter<'a> {
         let dir = folder.path().to_path_buf();
         let layout = &trainer.layout();
         let mut resolved = config.resolved(layout, trainer.model_config());
-        let kept = dir.join(ASSETS).join("tokenizer.json");
-        if kept.is_file() && resolved.data.tokenizer != Tokenizer::Byte {
+        let kept = HfTokenizer::find(&dir.join(ASSETS));
+        if let Some(kept) = kept.filter(|_| resolved.data.tokenizer != Tokenizer::Byte) {
             resolved.data.tokenizer = Tokenizer::File(kept.display().to_string());
         }
         let done = resumed.as_ref().map_or(0, |resumed| resumed.progress.step);
@@ -189,7 +190,7 @@ impl<'a> Reporter<'a> {
                 aside.display()
             ));
         }
-        for note in config.notes(model) {
+        for note in config.notes(model, data.num_sentinels()) {
             console.line(format!("note     {note}"));
         }
         for IneffectiveKey { key, used } in config.ineffective_keys() {

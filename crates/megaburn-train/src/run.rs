@@ -63,8 +63,9 @@ pub fn pretrain(
     };
     let config = Arc::new(config);
     let prepare = |progress: &Progress| {
-        let data = Arc::new(RunData::load_with(&config, default_text, progress)?);
         let start = config.start(fresh)?;
+        let data = RunData::load_with(&config, start.as_ref(), default_text, progress)?;
+        let data = Arc::new(data);
         config.check_start(&layout, start.as_ref(), &data)?;
         Ok(Loaded { data, start })
     };
@@ -158,7 +159,8 @@ impl RankRun {
         self.stops.check_start(trainer.progress().step)?;
         let begin = |folder: Arc<RunFolder>| {
             if resumed.is_none() || stored.continued_run().is_some() {
-                folder.write_assets(&assets_of(&config, start, &loaded.data)?)?;
+                let tokenizer = loaded.data.tokenizer.as_ref();
+                folder.write_assets(&assets_of(&config, start, tokenizer)?)?;
             }
             let step = trainer.progress().step;
             let steps = config.train.steps;

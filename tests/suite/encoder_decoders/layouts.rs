@@ -70,8 +70,12 @@ const LAYOUTS: [(&str, &[&str]); 20] = [
 ];
 
 #[rstest]
-#[case::t5(&["model.tied=false"])]
-#[case::first_version(&["model.parts.activation=relu"])]
+#[case::t5(&[])]
+#[case::first_version(&[
+    "model.parts.activation=relu",
+    "model.tied=true",
+    "model.parts.logits_scaling=4",
+])]
 #[case::more_encoder(&["model.encoder_layers=3", "data.decoder_seq_len=8"])]
 #[case::of_megatron(&[
     "model.parts.positions=learned",

@@ -4,3 +4,4 @@ mod documented;
 mod layouts;
 mod refused;
 mod runs;
+mod tokens;

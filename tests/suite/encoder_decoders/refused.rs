@@ -2,7 +2,10 @@
 
 use rstest::rstest;
 
-use crate::{encoders::corpus::Sentences, models::round_trip::megaburn};
+use crate::{
+    encoders::corpus::Sentences,
+    models::round_trip::{megaburn, succeed, text},
+};
 use megaburn_test_support::text::fresh_seed;
 
 #[rstest]
@@ -62,4 +65,53 @@ fn a_text_is_no_data_set_of_sentences() {
     assert_eq!(ended.code, Some(2), "{ended:#?}");
     let message = "preprocess --split-sentences";
     assert!(ended.stderr.contains(message), "{ended:#?}");
+}
+
+/// A model with fewer key heads trains, but is no T5.
+#[test]
+fn grouped_heads_cannot_be_exported() {
+    let sentences = Sentences::new(10, fresh_seed()).for_t5();
+    let own = sentences.settings();
+    let sets = [
+        "model.kv_heads=2",
+        "train.global_batch=2",
+        "train.micro_batch=1",
+    ];
+    let all = own.iter().map(String::as_str).chain(sets);
+    let mut args = vec!["train", "--layout", "tp1"];
+    args.extend(all.flat_map(|set| ["--set", set]));
+    let message = "`kv_heads` is 2, which the config.json of t5 cannot express (it would mean 4)";
+    let said = succeed(&args);
+    assert!(said.contains(message), "{said}");
+    let [run, back] = ["run", "back"].map(|name| sentences.path(name));
+    let ended = megaburn(&["convert", "export", text(&run), text(&back)]);
+    assert_eq!(ended.code, Some(2), "{ended:#?}");
+    assert!(ended.stderr.contains(message), "{ended:#?}");
+}
+
+/// Version 4 of Transformers derives the scale of logits from tied embeddings.
+#[rstest]
+#[case(&[], false)]
+#[case(&["model.tied=true"], true)]
+#[case(&["model.tied=true", "model.parts.logits_scaling=4"], false)]
+#[case(&["model.parts.logits_scaling=4"], true)]
+fn an_export_that_version_4_reads_otherwise_is_warned_of(
+    #[case] sets: &[&str],
+    #[case] is_warned: bool,
+) {
+    let sentences = Sentences::new(10, fresh_seed()).for_t5();
+    let own = sentences.settings();
+    let batch = ["train.global_batch=2", "train.micro_batch=1"];
+    let all = own.iter().map(String::as_str).chain(batch);
+    let all = all.chain(sets.iter().copied());
+    let mut args = vec!["train", "--layout", "tp1"];
+    args.extend(all.flat_map(|set| ["--set", set]));
+    succeed(&args);
+    let [run, back] = ["run", "back"].map(|name| sentences.path(name));
+    let ended = megaburn(&["convert", "export", text(&run), text(&back)]);
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    let said = ended
+        .stderr
+        .contains("version 4 of Transformers takes the logits");
+    assert_eq!(said, is_warned, "{ended:#?}");
 }

@@ -8,7 +8,7 @@ use crate::layouts::grid::{Trained, compare_within, train};
 use megaburn_test_support::text::fresh_seed;
 
 /// The layouts, with settings of the run.
-const LAYOUTS: [(&str, &[&str]); 15] = [
+const LAYOUTS: [(&str, &[&str]); 18] = [
     ("tp1", &["train.micro_batch=1"]),
     ("dp2", &["train.micro_batch=1"]),
     ("dp3", &["train.micro_batch=2"]),
@@ -19,6 +19,12 @@ const LAYOUTS: [(&str, &[&str]); 15] = [
     ("pp2", &["train.micro_batch=1"]),
     ("tp2-pp2-sp", &["train.micro_batch=2"]),
     ("tp2-pp2-dp2-sp", &["train.micro_batch=1"]),
+    ("pp2", &["train.micro_batch=1", "parallel.chunks=2"]),
+    (
+        "tp2-pp2-sp",
+        &["train.micro_batch=1", "parallel.schedule=zb-h1"],
+    ),
+    ("pp2-dp2", &["train.micro_batch=1", "parallel.zero=3"]),
     ("dp2", &["train.micro_batch=1", "parallel.zero=1"]),
     ("dp3", &["train.micro_batch=1", "parallel.zero=3"]),
     (
@@ -62,7 +68,8 @@ const LAYOUTS: [(&str, &[&str]); 15] = [
 fn every_layout_trains_an_encoder_as_one_rank_does(#[case] sets: &[&str]) {
     let sentences = Sentences::new(40, fresh_seed());
     let config = |more: &[&str]| {
-        let batch = ["train.global_batch=6"];
+        // Four stages have a layer each.
+        let batch = ["train.global_batch=6", "model.layers=4"];
         sentences.config(&[&batch, sets, more].concat())
     };
     let expected = train(config(&["train.micro_batch=6"]), Layout::SINGLE);

@@ -2,7 +2,10 @@
 
 use std::fs;
 
-use megaburn::train::{ConfigLayers, TrainConfig, config::Dtype};
+use megaburn::train::{
+    ConfigLayers, TrainConfig,
+    config::{Dtype, ParamGroupConfig},
+};
 use rstest::rstest;
 
 use crate::{
@@ -197,6 +200,46 @@ fn a_skipped_step_clips_nothing() {
     for (name, values) in before.iter().filter(|(name, _)| name.starts_with("model.")) {
         assert_eq!(values, &after[name], "{name}");
     }
+}
+
+/// A group with the learning rate 0 is not clipped either. The logits of the other layer are.
+#[rstest]
+#[case("tp1", 0)]
+#[case("tp2-dp2-sp", 3)]
+fn a_frozen_parameter_is_not_clipped(#[case] layout: &str, #[case] zero: u8) {
+    let run = Run::new();
+    let mut config = clipped(&run, layout, Dtype::F32, zero, Some(LOW));
+    config.optimizer.groups = vec![ParamGroupConfig {
+        pattern: "blocks.0.attention.*".into(),
+        lr: Some(0.0),
+        weight_decay: None,
+    }];
+    train(config.clone(), 0);
+    let before = saved(&run);
+    let steps = train(config, 2);
+    assert!(steps[0].max_attention_logit.unwrap() > LOW);
+    let after = saved(&run);
+    let name = |layer: usize| format!("model.blocks.{layer}.attention.qkv.weight");
+    assert_eq!(before[&name(0)], after[&name(0)]);
+    let norm = |values: &[f32]| values.iter().map(|value| value.powi(2)).sum::<f32>();
+    assert!(norm(&after[&name(1)]) < 0.9 * norm(&before[&name(1)]));
+}
+
+/// The norm of the parameters is that of what a step leaves, which clipping makes smaller.
+#[test]
+fn the_logged_norm_is_that_of_the_clipped_parameters() {
+    let run = Run::new();
+    let mut config = clipped(&run, "tp1", Dtype::F32, 0, Some(LOW));
+    config.train.log_params_norm = true;
+    let steps = train(config, 1);
+    assert!(steps[0].max_attention_logit.unwrap() > LOW);
+    let saved = saved(&run);
+    let of_model = saved.iter().filter(|(name, _)| name.starts_with("model."));
+    let squares =
+        of_model.flat_map(|(_, values)| values.iter().map(|value| f64::from(*value).powi(2)));
+    let norm = squares.sum::<f64>().sqrt();
+    let logged = steps[0].params_norm.unwrap();
+    assert!((logged / norm - 1.0).abs() < 1e-5, "{logged}, not {norm}");
 }
 
 #[rstest]

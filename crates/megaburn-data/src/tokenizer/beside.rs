@@ -124,11 +124,12 @@ pub(super) fn add_ids(
 }
 
 /// Adds the special tokens around a prompt that `add_bos_token` and `add_eos_token` of
-/// `tokenizer_config.json` ask for; none if it does not say so.
+/// `tokenizer_config.json` ask for, and the eos token if `ends_prompts`.
 pub(super) fn set_template(
     path: &Path,
     encoder: &mut Encoder,
     special: &SpecialIds,
+    ends_prompts: bool,
 ) -> Result<(), DataError> {
     let config = read_json(&path.with_file_name(CONFIG))?;
     let asked = |key: &str| config[key] == true;
@@ -138,7 +139,7 @@ pub(super) fn set_template(
         return Err(bad(path, CONFIG, why.into()));
     }
     let before: Vec<u32> = bos.flatten().into_iter().collect();
-    let after: Vec<u32> = asked("add_eos_token")
+    let after: Vec<u32> = (ends_prompts || asked("add_eos_token"))
         .then_some(special.eos)
         .into_iter()
         .collect();
@@ -189,8 +190,13 @@ pub(super) fn with_template(
 }
 
 /// The added tokens and the tokens around a prompt, which the file of a tokenizer does not say.
-pub(super) fn describe(encoder: &Encoder) -> String {
-    let mut added: Vec<_> = encoder.get_added_tokens_decoder().into_iter().collect();
+/// Tokens that only prompts have, as `is_of_prompts` says, are left out, because a training text is
+/// the same without them.
+pub(super) fn describe(encoder: &Encoder, is_of_prompts: impl Fn(&str) -> bool) -> String {
+    let added = encoder.get_added_tokens_decoder().into_iter();
+    let mut added: Vec<_> = added
+        .filter(|(_, token)| !is_of_prompts(&token.content))
+        .collect();
     added.sort_by_key(|(id, _)| *id);
     format!("{added:?} {}", json!(encoder.get_post_processor()))
 }
@@ -207,7 +213,8 @@ fn token(value: &Value, is_special: bool) -> Option<AddedToken> {
     (!content.is_empty()).then_some(token)
 }
 
-fn bad(path: &Path, file: &str, why: String) -> DataError {
+/// The error for a file next to the tokenizer at `path`.
+pub(super) fn bad(path: &Path, file: &str, why: String) -> DataError {
     DataError::BadTokenizer {
         path: path.with_file_name(file),
         why,

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use super::{
     beside,
     encoder::Encoder,
-    files::{self, FileKind},
+    files::{self, FileKind, is_of_t5},
     pieces,
     special::SpecialIds,
     text_encoder::TextEncoder,
@@ -31,6 +31,8 @@ const MOST_IDS: usize = 1 << 24;
 pub struct HfTokenizer {
     pub(super) path: PathBuf,
     pub(super) kind: FileKind,
+    /// The encoding of tiktoken.
+    pub(super) encoding: Option<&'static str>,
     /// Encodes special tokens in text as plain text.
     pub(super) plain: TextEncoder,
     /// Recognises special tokens in text; created at its first use.
@@ -70,12 +72,13 @@ impl HfTokenizer {
         let opened = files::read(&path, &bytes)?;
         let mut plain = opened.encoder;
         let special = SpecialIds::find(&path, &plain, opened.own)?;
-        if matches!(opened.kind, FileKind::SentencePiece | FileKind::Tiktoken) {
-            beside::set_template(&path, &mut plain, &special)?;
+        if !matches!(opened.kind, FileKind::Json | FileKind::WordPiece) {
+            beside::set_template(&path, &mut plain, &special, opened.kind == FileKind::T5)?;
         }
         let settings = match opened.kind {
             FileKind::Json => String::new(),
-            _ => opened.settings + &beside::describe(&plain),
+            FileKind::WordPiece => opened.settings + &beside::describe(&plain, is_of_t5),
+            _ => opened.settings + &beside::describe(&plain, |_| false),
         };
         let hashed = [bytes.as_slice(), settings.as_bytes()];
         let prompts = match opened.kind {
@@ -84,6 +87,7 @@ impl HfTokenizer {
         };
         let mut tokenizer = Self::new(path, plain, special, &hashed)?;
         tokenizer.kind = opened.kind;
+        tokenizer.encoding = opened.encoding;
         match prompts {
             Prompts::AsItIs => {}
             Prompts::Changed(prompt, description) => {
@@ -124,6 +128,7 @@ impl HfTokenizer {
         Ok(Self {
             path,
             kind: FileKind::Json,
+            encoding: None,
             plain: TextEncoder::new(plain),
             prompt,
             template,
@@ -189,7 +194,7 @@ impl HfTokenizer {
         F: Fn(&str) -> Result<Vec<u32>, DataError> + Sync,
     {
         match self.kind {
-            FileKind::SentencePiece => pieces::encode_whole(texts, encode),
+            FileKind::SentencePiece | FileKind::T5 => pieces::encode_whole(texts, encode),
             _ => pieces::encode(texts, encode),
         }
     }

@@ -1,7 +1,7 @@
 //! Encodes and decodes with a tokenizer of a published model.
 
 use super::{
-    PieceEncoder, TextStream, Tokenizer,
+    PieceEncoder, PublishedTokenizer, TextStream, Tokenizer,
     files::FileKind,
     hf::HfTokenizer,
     hf_pieces::HfPieces,
@@ -26,6 +26,10 @@ impl Tokenizer for HfTokenizer {
 
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.ids(text, self.prompt().encode_with_template(text))
+    }
+
+    fn encode_bare_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        self.ids(text, self.prompt().encode(text))
     }
 
     fn check_prompts(&self) -> Result<(), DataError> {
@@ -92,6 +96,10 @@ impl Tokenizer for HfTokenizer {
         let added = self.plain.encoder.get_added_vocabulary();
         let token = added.get_added_tokens_decoder().get(&id);
         self.is_reserved(id) || token.is_some_and(|token| token.special)
+    }
+
+    fn published(&self) -> Result<Option<PublishedTokenizer>, DataError> {
+        self.as_published().map(Some)
     }
 
     fn hash(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! Tests that ids and decoded text of each file format equal those of the Python originals, by
 //! hashes that `tests/tools/tokenizer_files.py` wrote.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use megaburn_data::{HfTokenizer, Tokenizer};
 use rstest::rstest;
@@ -113,6 +113,9 @@ fn ids_and_text_are_those_of_the_original(
         "sp-bpe-llama",
         "sp-bpe-suffix",
         "sp-bpe-no-prefix",
+        "sp-t5",
+        "sp-t5-usual",
+        "sp-mt5",
         "tiktoken-cl100k",
         "tiktoken-o200k",
         "tiktoken-llama3",
@@ -145,6 +148,37 @@ fn ids_and_text_are_those_of_the_original(
         differ.len(),
         &differ[..differ.len().min(5)]
     );
+}
+
+#[rstest]
+fn sentinels_have_the_ids_of_transformers(#[values("sp-t5", "sp-t5-usual", "sp-mt5")] name: &str) {
+    let folder = fixtures("tokenizer-files").join(name);
+    let ids = fs::read(folder.join("ids.json")).unwrap();
+    let ids: BTreeMap<String, u32> = serde_json::from_slice(&ids).unwrap();
+    let tokenizer = open(&folder);
+    let found: BTreeMap<String, u32> = ids
+        .keys()
+        .map(|token| (token.clone(), tokenizer.token_to_id(token).unwrap()))
+        .collect();
+    assert_eq!(found, ids);
+    let highest = ids.values().max().unwrap() + 1;
+    assert!(tokenizer.vocab_size() >= highest as usize, "{name}");
+    let ids = tokenizer.encode_prompt("the river").unwrap();
+    assert_eq!(ids.last(), tokenizer.token_to_id("</s>").as_ref(), "{name}");
+}
+
+#[test]
+fn sentinels_of_an_odd_number_are_refused() {
+    let folder = fixtures("tokenizer-files").join("sp-t5");
+    let dir = TempDir::new().unwrap();
+    fs::copy(folder.join("spiece.model"), dir.path().join("spiece.model")).unwrap();
+    for count in ["-1", "\"5\"", "99999999999"] {
+        let config = dir.path().join("tokenizer_config.json");
+        let text = format!("{{\"tokenizer_class\": \"T5Tokenizer\", \"extra_ids\": {count}}}");
+        fs::write(config, text).unwrap();
+        let error = HfTokenizer::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("give the number of sentinels"), "{error}");
+    }
 }
 
 /// Compares all tokenizers in the folder `MEGABURN_TOKENIZERS`, which `tokenizer_files.py --full`

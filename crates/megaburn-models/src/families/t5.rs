@@ -44,6 +44,7 @@ pub(super) const MT5: FamilySpec = FamilySpec {
     ..SPEC
 };
 
+/// A fresh model is of version 1.1.
 fn template() -> DecoderConfig {
     DecoderConfig {
         family: Family::T5,
@@ -55,7 +56,6 @@ fn template() -> DecoderConfig {
         norm: NormKind::Rms,
         activation: Activation::GeGluTanh,
         attention_scale: Some(1.0),
-        tied: true,
         ..llama::template()
     }
 }

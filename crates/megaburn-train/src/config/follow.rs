@@ -8,9 +8,13 @@ use super::{DatasetKind, TrainConfig};
 pub(super) fn fill_in(config: &mut TrainConfig, given: &Table) {
     fill_in_dataset(config, given);
     let model = given.get("model").and_then(Value::as_table);
-    let is_set = model.is_some_and(|model| model.contains_key("kv_heads"));
-    if !is_set && config.model.has_all_kv_heads() {
+    let is_set = |key: &str| model.is_some_and(|model| model.contains_key(key));
+    if !is_set("kv_heads") && config.model.has_all_kv_heads() {
         config.model.kv_heads = config.model.heads;
+    }
+    let family = config.model.family.template();
+    if !is_set("tied") && family.is_encoder_decoder() {
+        config.model.tied = family.tied;
     }
 }
 
@@ -75,6 +79,27 @@ mod tests {
         assert_eq!(of(&["data.masking.probability=0.2"]), rarer);
         let own = of(&["data.masking.max_ngram=3", "data.masking.geometric=false"]);
         assert_eq!(own, DataMaskingConfig::default());
+    }
+
+    #[test]
+    fn a_fresh_t5_is_of_version_1_1() {
+        let of = |sets: &[&str]| with(sets).model.decoder(64, 260);
+        for family in ["model.family=t5", "model.family=mt5"] {
+            let model = of(&[family]);
+            assert!(!model.tied && model.activation.is_gated(), "{model:?}");
+            assert_eq!(model.multipliers.logits_scaling, 1.0);
+        }
+        let first = of(&[
+            "model.family=t5",
+            "model.hidden=64",
+            "model.tied=true",
+            "model.parts.activation=relu",
+            "model.parts.logits_scaling=8",
+        ]);
+        assert!(first.tied && !first.activation.is_gated());
+        // 8 is the root of 64, the width, so the model has a name in Transformers.
+        first.check_sayable().unwrap();
+        assert!(of(&[]).tied);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path};
 
+use megaburn_data::HfTokenizer;
 use megaburn_models::assets::ASSETS;
 use serde::Deserialize;
 use toml::{Table, Value};
@@ -61,12 +62,12 @@ impl ConfigLayers {
         drop_removed(&mut trained);
         let mut layers = self.with_layer(trained, origin)?;
         let origin = format!("`--resume {dir}`");
-        let kept = folder.join(ASSETS).join("tokenizer.json");
+        let kept = HfTokenizer::find(&folder.join(ASSETS));
         let said = layers
             .merged
             .get("data")
             .and_then(|data| data.get("tokenizer")?.as_str());
-        if kept.is_file() && said.is_some_and(|said| said != "byte") {
+        if let Some(kept) = kept.filter(|_| said.is_some_and(|said| said != "byte")) {
             let kept = kept.display().to_string();
             layers = layers.with_value("data.tokenizer", kept.into(), origin.clone())?;
         }

@@ -39,6 +39,11 @@ impl Default for DataMaskingConfig {
 }
 
 impl DataMaskingConfig {
+    /// The most tokens that are masked of `num_tokens` of text.
+    pub(super) fn most_masked(&self, num_tokens: usize) -> usize {
+        (num_tokens as f64 * self.probability) as usize
+    }
+
     /// The masking of the data set.
     pub(crate) fn of_data(&self) -> MaskingConfig {
         MaskingConfig::new(self.probability)

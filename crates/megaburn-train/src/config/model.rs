@@ -53,7 +53,7 @@ pub struct ModelConfig {
     #[schemars(extend("minimum" = 1))]
     pub heads: usize,
     /// Number of key/value heads (query groups), which divides `heads`. In gpt2, gpt_neox, the
-    /// berts and the deepseeks it equals `heads`, which is its default there.
+    /// berts, the T5s and the deepseeks it equals `heads`, which is its default there.
     #[schemars(extend("minimum" = 1))]
     pub kv_heads: usize,
     /// Width of a head. Default: `hidden / heads`; with `[model.latent]`, the width of its queries
@@ -76,7 +76,8 @@ pub struct ModelConfig {
     /// Epsilon of the norms.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub norm_eps: f64,
-    /// Whether the embedding is also the output matrix.
+    /// Whether the embedding is also the output matrix. Default: true; false in t5 and mt5, as in
+    /// T5 1.1.
     pub tied: bool,
     /// `[model.parts]`: what differs from the family. Default: nothing.
     #[serde(skip_serializing_if = "Option::is_none")]

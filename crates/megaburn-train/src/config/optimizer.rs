@@ -278,6 +278,12 @@ impl OptimizerConfig {
         })
     }
 
+    /// Whether the parameter at `path` belongs to a group whose learning rate is 0.
+    pub(crate) fn is_frozen(&self, path: &str) -> bool {
+        let group = self.groups.iter().find(|group| group.matches(path));
+        group.is_some_and(|group| group.lr == Some(0.0))
+    }
+
     /// When keys of the section have an effect, in a run with parameters of type `dtype`.
     pub(super) fn conditions(&self, dtype: Dtype) -> Vec<Condition> {
         let has_adamw = self.name.has_adamw();

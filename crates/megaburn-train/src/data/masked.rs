@@ -17,6 +17,16 @@ use crate::{
     error::TrainError,
 };
 
+/// The tokens of masked sentences.
+#[derive(Clone, Debug)]
+pub(super) struct MaskedTokens {
+    /// The tokenizer that encoded the data.
+    pub(super) tokenizer: Arc<dyn Tokenizer>,
+    /// The spellings of the tokens with which a decoder's text begins and ends, if they do not follow
+    /// from the tokenizer.
+    pub(super) decoder_ends: [Option<String>; 2],
+}
+
 impl Mixture {
     /// The samples of Megatron-LM's BERT or T5 in its order: at least `num_samples`, or those of one
     /// epoch.
@@ -27,14 +37,24 @@ impl Mixture {
     pub(super) fn masked(
         &self,
         config: &TrainConfig,
-        tokenizer: &Arc<dyn Tokenizer>,
+        tokens: &MaskedTokens,
         num_samples: Option<u64>,
     ) -> Result<Arc<dyn Samples>, TrainError> {
         let cache = cache_dir(Path::new(self.parts[0].tokens.name()), &config.data)?;
+        let MaskedTokens {
+            tokenizer,
+            decoder_ends: [bos, eos],
+        } = tokens;
         let seq_len = config.data.seq_len;
         if config.data.dataset == DatasetKind::T5 {
             let decoder_seq_len = config.data.decoder_seq_len;
-            let t5 = T5DatasetConfig::new(seq_len, decoder_seq_len, tokenizer.clone(), cache);
+            let mut t5 = T5DatasetConfig::new(seq_len, decoder_seq_len, tokenizer.clone(), cache);
+            if let Some(bos) = bos {
+                t5 = t5.with_bos(bos);
+            }
+            if let Some(eos) = eos {
+                t5 = t5.with_eos(eos);
+            }
             return self.masked_of(config, t5, num_samples);
         }
         let bert = BertDatasetConfig::new(seq_len, tokenizer.clone(), cache)

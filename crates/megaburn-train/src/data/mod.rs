@@ -16,14 +16,17 @@ use std::sync::Arc;
 
 use megaburn_collective::{ProcessGroups, Progress};
 use megaburn_data::{
-    Corpus, DataError, GeneratedPart, ReadAhead, Samples, TokenDataset, Tokenizer, bits_per_byte,
+    Corpus, DataError, GeneratedPart, ReadAhead, Samples, T5DatasetConfig, TokenDataset, Tokenizer,
+    bits_per_byte,
 };
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{
-    config::{DataOrder, DatasetKind, MixBy, TEST, TrainConfig},
+    assets::ends_of_start,
+    config::{DataOrder, DatasetKind, InitFrom, MixBy, TEST, TrainConfig},
     error::TrainError,
 };
+use masked::MaskedTokens;
 use mixture::{DataPart, EvalData, Mixture, Shuffled};
 use opening::{Opening, TrainingSource};
 
@@ -36,6 +39,9 @@ pub struct RunData {
     pub(crate) tokenizer: Arc<dyn Tokenizer>,
     /// What samples are made of the data.
     dataset: DatasetKind,
+    /// The spellings of the tokens with which a decoder's text begins and ends, if they do not follow
+    /// from the tokenizer.
+    decoder_ends: [Option<String>; 2],
     train: Mixture,
     valid: Vec<EvalData>,
     test: Vec<EvalData>,
@@ -81,19 +87,22 @@ impl RunData {
     ///
     /// # Errors
     /// Neither `data.path` nor `data.train` is set; a data set or text cannot be read or is empty;
-    /// the tokenizer cannot be used, cannot encode a text, or did not encode a data set.
+    /// the tokenizer cannot be used, cannot encode a text, or did not encode a data set; the model
+    /// that `model.init` names cannot be opened.
     pub fn load(config: &TrainConfig) -> Result<Self, TrainError> {
         let no_text = || {
             let tried = "data.path is not set".into();
             Err(DataError::NoSources { tried })
         };
-        Self::load_with(config, no_text, &Progress::none())
+        let start = config.start(false)?;
+        Self::load_with(config, start.as_ref(), no_text, &Progress::none())
     }
 
-    /// As [`load`](Self::load), with a text where no data is named, and reporting each encoded part
-    /// of a text to `progress`.
+    /// As [`load`](Self::load), for a run from `start`, with a text where no data is named, and
+    /// reporting each encoded part of a text to `progress`.
     pub(crate) fn load_with(
         config: &TrainConfig,
+        start: Option<&InitFrom>,
         default_text: DefaultText,
         progress: &Progress,
     ) -> Result<Self, TrainError> {
@@ -138,6 +147,7 @@ impl RunData {
         Ok(Self {
             hash: hash_of(&train) ^ tokenizer.hash(),
             dataset: config.data.dataset,
+            decoder_ends: ends_of_start(start, tokenizer.as_ref())?,
             train: Mixture { parts: train },
             valid,
             test,
@@ -175,7 +185,7 @@ impl RunData {
                     samples: match config.data.dataset {
                         DatasetKind::Gpt => mixture.sequential(config)?,
                         DatasetKind::Bert | DatasetKind::T5 => {
-                            mixture.masked(config, &self.tokenizer, None)?
+                            mixture.masked(config, &self.masked_of(), None)?
                         }
                     },
                 })
@@ -186,7 +196,7 @@ impl RunData {
             _ if config.data.dataset.is_masked() => {
                 let schedule = config.train.batch_schedule()?;
                 let needed = schedule.samples_after(config.train.steps);
-                let samples = self.train.masked(config, &self.tokenizer, Some(needed))?;
+                let samples = self.train.masked(config, &self.masked_of(), Some(needed))?;
                 (samples, None, Vec::new())
             }
             DataOrder::Megaburn => {
@@ -226,6 +236,20 @@ impl RunData {
             valid: evaluations(&self.valid)?,
             test: evaluations(&self.test)?,
         })
+    }
+
+    /// Number of sentinels of the tokenizer, if samples have masked spans.
+    pub(crate) fn num_sentinels(&self) -> Option<usize> {
+        let sentinels = || T5DatasetConfig::default_sentinels(self.tokenizer.as_ref());
+        (self.dataset == DatasetKind::T5).then(|| sentinels().len())
+    }
+
+    /// What the samples of masked sentences are made with.
+    fn masked_of(&self) -> MaskedTokens {
+        MaskedTokens {
+            tokenizer: self.tokenizer.clone(),
+            decoder_ends: self.decoder_ends.clone(),
+        }
     }
 
     /// The tokens at the start of the validation data, or of the training data if there is none.

@@ -1,5 +1,6 @@
 //! Text that a model generates after prompts.
 
+mod ends;
 mod job;
 mod tokenizer;
 
@@ -8,13 +9,14 @@ use std::ops::ControlFlow;
 use burn::tensor::Tensor;
 use megaburn_data::{TextStream, Tokenizer};
 use megaburn_models::{
-    Decoder,
+    Decoder, DecoderConfig,
     decoder::DecoderCache,
     generate::{Finish, GenerateOptions, Next, generate_with},
 };
 
 use crate::error::TrainError;
 
+pub use ends::ends_of;
 pub use job::GenerateJob;
 pub use tokenizer::model_tokenizer;
 
@@ -29,12 +31,24 @@ pub struct Continuation {
     pub finish: Finish,
 }
 
-/// The tokens of a prompt. A prompt that encodes to no tokens starts like an empty text.
+/// The tokens of a prompt of `model`. A prompt that encodes to no tokens starts like an empty text.
+///
+/// With a vocabulary of BERT, the encoder of an encoder-decoder model was trained on texts without
+/// `[CLS]` and `[SEP]`, so its prompt has none.
 ///
 /// # Errors
 /// The tokenizer cannot encode it.
-pub fn prompt_tokens(tokenizer: &dyn Tokenizer, prompt: &str) -> Result<Vec<u32>, TrainError> {
-    let mut tokens = tokenizer.encode_prompt(prompt)?;
+pub fn prompt_tokens(
+    tokenizer: &dyn Tokenizer,
+    model: &DecoderConfig,
+    prompt: &str,
+) -> Result<Vec<u32>, TrainError> {
+    let is_of_bert = tokenizer.token_to_id("[CLS]").is_some();
+    let mut tokens = if model.is_encoder_decoder() && is_of_bert {
+        tokenizer.encode_bare_prompt(prompt)?
+    } else {
+        tokenizer.encode_prompt(prompt)?
+    };
     if tokens.is_empty() {
         tokens.push(tokenizer.bos().unwrap_or(tokenizer.eos()));
     }

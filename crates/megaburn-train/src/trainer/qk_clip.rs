@@ -70,6 +70,7 @@ impl Trainer {
             let own = own.into_iter();
             factors.extend(own.map(|(path, of)| (format!("blocks.{layer}.attention.{path}"), of)));
         }
+        factors.retain(|path, _| !self.config.optimizer.is_frozen(path));
         if factors.is_empty() {
             return Ok(());
         }

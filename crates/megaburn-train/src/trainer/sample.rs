@@ -48,8 +48,8 @@ impl Trainer {
             seed: self.config.run.seed,
         };
         let prompt = match &generate.prompt {
-            Some(prompt) => prompt_tokens(tokenizer, prompt)?,
-            None => prompt_tokens(tokenizer, &self.default_prompt()?)?,
+            Some(prompt) => prompt_tokens(tokenizer, model, prompt)?,
+            None => prompt_tokens(tokenizer, model, &self.default_prompt()?)?,
         };
         let device = self.device.clone().inner();
         let prompts = [prompt];

@@ -92,10 +92,6 @@ impl Trainer {
         let num_zeros = log_num_zeros.then(|| self.grads.num_zeros()).transpose()?;
         self.grads.skip_if_not_finite(&loss);
         self.clip_and_update(&rates, &norm)?;
-        let log_params_norm = self.config.train.log_params_norm;
-        let params_norm = log_params_norm
-            .then(|| self.grads.params_norm(self.model()))
-            .transpose()?;
         self.enqueued = started.elapsed();
         // The host has only enqueued so far; here it waits for the device.
         let outcome = self.read_outcome(&loss, &norm, tokens);
@@ -112,6 +108,10 @@ impl Trainer {
         self.advance(step, samples, outcome)?;
         let max_attention_logit = self.clip_queries_and_keys(outcome.is_update)?;
         self.advance_scales(outcome.is_update)?;
+        let log_params_norm = self.config.train.log_params_norm;
+        let params_norm = log_params_norm
+            .then(|| self.grads.params_norm(self.model()))
+            .transpose()?;
         let experts = self.balance_experts(tokens, outcome.is_update)?;
 
         // Metrics.

@@ -6,7 +6,6 @@ use clap::Args;
 use megaburn_collective::RankEnv;
 use megaburn_mesh::Layout;
 use megaburn_models::{
-    assets::Assets,
     generate::{Finish, GenerateOptions, Sampling},
     source::ModelSource,
 };
@@ -14,7 +13,7 @@ use megaburn_train::{
     ConfigLayers, Exit, TrainError,
     config::ParallelConfig,
     device::DeviceChoice,
-    text::{Continuation, GenerateJob, model_tokenizer, prompt_tokens},
+    text::{Continuation, GenerateJob, ends_of, model_tokenizer, prompt_tokens},
 };
 use serde_json::json;
 
@@ -143,7 +142,7 @@ impl GenerateArgs {
                 return invalid("--tokenizer", "absent", rule);
             };
             for text in &texts {
-                prompts.push(prompt_tokens(tokenizer.as_ref(), text)?);
+                prompts.push(prompt_tokens(tokenizer.as_ref(), source.config(), text)?);
             }
         }
         for text in &self.prompt_ids {
@@ -169,12 +168,8 @@ impl GenerateArgs {
                 "given, or use --prompt-ids or --prompt-file",
             );
         }
-        // The model's end-of-text ids are only valid with its own tokenizer.
-        let mut eos = match self.tokenizer {
-            Some(_) => Vec::new(),
-            None => Assets::of(&source)?.eos(),
-        };
-        eos.extend(tokenizer.as_ref().map(|tokenizer| tokenizer.eos()));
+        let is_given = self.tokenizer.is_some();
+        let (mut eos, decoder_start) = ends_of(&source, tokenizer.as_deref(), is_given)?;
         if self.ignore_eos {
             eos.clear();
         }
@@ -187,9 +182,7 @@ impl GenerateArgs {
             max_tokens: self.max_tokens,
             eos,
             sampling,
-            decoder_start: Assets::of(&source)?
-                .decoder_start()
-                .or_else(|| tokenizer.as_ref()?.bos()),
+            decoder_start,
             seed: self.seed,
         };
         let job = GenerateJob {

@@ -87,6 +87,20 @@ impl T5DatasetConfig {
         eos.unwrap_or(tokenizer.eos())
     }
 
+    /// The sentinels in their order without [`with_sentinels`](Self::with_sentinels).
+    pub fn default_sentinels(tokenizer: &dyn Tokenizer) -> Vec<u32> {
+        let of = |space: &'static str| {
+            let spelling = move |number: u32| format!("{space}<extra_id_{number}>");
+            (0..).map_while(move |number| tokenizer.token_to_id(&spelling(number)))
+        };
+        let ids: Vec<u32> = of("").collect();
+        if ids.is_empty() {
+            // The pieces of mT5's SentencePiece model.
+            return of("\u{2581}").collect();
+        }
+        ids
+    }
+
     /// The spelling of the token that begins the decoder's text. Default:
     /// [`default_bos`](Self::default_bos).
     pub fn with_bos(mut self, bos: impl Into<String>) -> Self {
@@ -102,7 +116,8 @@ impl T5DatasetConfig {
     }
 
     /// The spellings of the sentinels, in their order. Default: `<extra_id_0>`, `<extra_id_1>` and
-    /// so on, as far as the tokenizer has them.
+    /// so on, as far as the tokenizer has them; if it has none, `▁<extra_id_0>` and so on, as mT5's
+    /// has.
     pub fn with_sentinels(mut self, sentinels: impl IntoIterator<Item = String>) -> Self {
         self.kind.sentinels = Some(sentinels.into_iter().collect());
         self
@@ -118,12 +133,11 @@ impl T5Settings {
             let ids = sentinels.iter();
             return ids.map(|token| special(tokenizer, token, role)).collect();
         }
-        let first = special(tokenizer, "<extra_id_0>", role)?;
-        let others = (1..).map_while(|number| {
-            let spelling = format!("<extra_id_{number}>");
-            tokenizer.token_to_id(&spelling)
-        });
-        Ok([first].into_iter().chain(others).collect())
+        let ids = T5DatasetConfig::default_sentinels(tokenizer);
+        if ids.is_empty() {
+            special(tokenizer, "<extra_id_0>", role)?;
+        }
+        Ok(ids)
     }
 }
 

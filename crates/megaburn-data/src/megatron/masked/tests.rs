@@ -391,6 +391,34 @@ fn too_few_sentinels_and_a_short_decoder_are_named() {
 }
 
 #[test]
+fn sentinels_may_be_spelled_with_a_space_as_in_mt5() {
+    let case = Case::new(&[9; 3], 6);
+    let vocab = fs::read_to_string(case.dir.path().join("vocab.txt")).unwrap();
+    let path = case.dir.path().join("mt5.txt");
+    fs::write(&path, vocab.replace("<extra_id_", "\u{2581}<extra_id_")).unwrap();
+    let tokenizer = HfTokenizer::open(&path).unwrap();
+    assert_eq!(tokenizer.token_to_id("<extra_id_0>"), None);
+    let read = |tokenizer: HfTokenizer| {
+        let config = T5DatasetConfig::new(16, 16, Arc::new(tokenizer), case.cache());
+        let built = case.t5(&config).unwrap();
+        (0..built.num_samples())
+            .map(|index| built.sample(index).unwrap())
+            .collect::<Vec<_>>()
+    };
+    let (mt5, t5) = (
+        tokenizer,
+        HfTokenizer::open(case.dir.path().join("vocab.txt")),
+    );
+    let samples = read(mt5);
+    assert!(
+        samples
+            .iter()
+            .any(|sample| sample.text_enc.contains(&SENTINEL))
+    );
+    assert_eq!(samples, read(t5.unwrap()));
+}
+
+#[test]
 fn a_token_outside_the_vocabulary_is_named() {
     let case = Case::new(&[6, 6], 3);
     let few: Vec<String> = ["[CLS]", "[SEP]", "[MASK]", "[UNK]"]

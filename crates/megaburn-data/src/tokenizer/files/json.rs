@@ -38,5 +38,6 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Opened, DataError> {
         encoder,
         own: OwnIds::default(),
         settings: String::new(),
+        encoding: None,
     })
 }

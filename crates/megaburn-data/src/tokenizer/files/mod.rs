@@ -15,6 +15,8 @@ use std::{
 use super::{encoder::Encoder, sentencepiece::SentencePieceModel, special::OwnIds};
 use crate::error::DataError;
 
+pub(super) use wordpiece::is_of_t5;
+
 /// The names of the files that are looked for in a folder, in this order. A `*.tiktoken` comes
 /// before the last one.
 const NAMES: [&str; 5] = [
@@ -32,6 +34,8 @@ pub(super) enum FileKind {
     Json,
     /// A SentencePiece model.
     SentencePiece,
+    /// A SentencePiece model to which T5's class adds sentinels, and eos at the end of each prompt.
+    T5,
     /// A file of ranks of tiktoken.
     Tiktoken,
     /// BERT's `vocab.txt`.
@@ -46,6 +50,8 @@ pub(super) struct Opened {
     pub(super) own: OwnIds,
     /// What the files next to it change about the ids of a training text.
     pub(super) settings: String,
+    /// The encoding of tiktoken.
+    pub(super) encoding: Option<&'static str>,
 }
 
 /// The file for a path to it or to its folder.
@@ -97,7 +103,7 @@ pub(super) fn find(path: &Path) -> Result<PathBuf, DataError> {
 pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Opened, DataError> {
     match kind(path, bytes) {
         FileKind::Json => json::read(path, bytes),
-        FileKind::SentencePiece => sentencepiece::read(path, bytes),
+        FileKind::SentencePiece | FileKind::T5 => sentencepiece::read(path, bytes),
         FileKind::Tiktoken => tiktoken::read(path, bytes),
         FileKind::WordPiece => wordpiece::read(path, bytes),
     }

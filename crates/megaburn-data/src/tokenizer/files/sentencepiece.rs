@@ -12,6 +12,7 @@ use super::{
             user_defined,
         },
         special::{OwnIds, read_json},
+        t5,
         unknown::Unknown,
         vocabulary::Vocabulary,
     },
@@ -42,13 +43,18 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Opened, DataError> {
     }
     let (unknown_name, unknown) = unknown(&model).map_err(bad)?;
     let mut added = beside::added_tokens(path)?;
+    let is_t5 = t5::is_t5(path, &added)?;
+    if is_t5 {
+        t5::add_sentinels(path, model.pieces.len(), &mut added)?;
+    }
     // They are found in the text as it is given, so that each part is normalized on its own.
     added
         .iter_mut()
         .for_each(|added| added.token.normalized = false);
     beside::add_ids(path, &mut vocabulary, &added)?;
     let config = read_json(&path.with_file_name("tokenizer_config.json"))?;
-    let normalizer = PieceNormalizer::new(&model, config["legacy"] == false).map_err(bad)?;
+    let first_only = !is_t5 && config["legacy"] == false;
+    let normalizer = PieceNormalizer::new(&model, first_only).map_err(bad)?;
     let decoder = PieceDecoder::new(&model, unknown_name);
     let id = |id: i32| {
         u32::try_from(id)
@@ -72,10 +78,15 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Opened, DataError> {
         .and_then(|_| encoder.add_tokens(added.into_iter().map(|added| added.token)))
         .map_err(|error| bad(error.to_string()))?;
     Ok(Opened {
-        kind: FileKind::SentencePiece,
+        kind: if is_t5 {
+            FileKind::T5
+        } else {
+            FileKind::SentencePiece
+        },
         encoder,
         own,
         settings: config["legacy"].to_string(),
+        encoding: None,
     })
 }
 

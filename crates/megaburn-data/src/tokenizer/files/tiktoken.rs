@@ -118,6 +118,7 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Opened, DataError> {
         encoder,
         own,
         settings: encoding.pattern.into(),
+        encoding: Some(encoding.name),
     })
 }
 

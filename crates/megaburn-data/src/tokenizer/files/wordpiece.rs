@@ -18,6 +18,12 @@ use crate::error::DataError;
 const CONFIG: &str = "tokenizer_config.json";
 /// The classes of tokenizers that read the file as it is read here.
 const CLASSES: [&str; 2] = ["BertTokenizer", "BertTokenizerFast"];
+/// Whether a token of the vocabulary is one that T5 needs besides BERT's: a sentinel, or the
+/// beginning or the end of the decoder's text, as in Megatron-LM. Prompts spell them out.
+pub(in super::super) fn is_of_t5(token: &str) -> bool {
+    let is_sentinel = token.starts_with("<extra_id_") && token.ends_with('>');
+    is_sentinel || ["[BOS]", "[EOS]"].contains(&token)
+}
 
 /// Reads BERT's `vocab.txt`, which has a token a line. `tokenizer_config.json` says whether texts
 /// are written in lower case (`do_lower_case`, else yes), lose accents (`strip_accents`, else if
@@ -113,9 +119,12 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Opened, DataError> {
     encoder.with_pre_tokenizer(Some(parts));
     encoder.with_decoder(Some(EncoderDecoder::Library(decoder)));
     let added = beside::added_tokens(path)?;
+    let of_t5 = text.lines().filter(|token| is_of_t5(token));
     let special = special
         .iter()
-        .map(|token| AddedToken::from(token.as_str(), true));
+        .map(String::as_str)
+        .chain(of_t5)
+        .map(|token| AddedToken::from(token, true));
     encoder
         .with_normalizer(Some(EncoderNormalizer::Library(normalizer)))
         .and_then(|encoder| encoder.add_tokens(added.iter().map(|added| added.token.clone())))
@@ -139,6 +148,7 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Opened, DataError> {
         encoder,
         own,
         settings,
+        encoding: None,
     })
 }
 

@@ -20,8 +20,16 @@ pub(crate) fn describe(config: &TrainConfig, model: &DecoderConfig) -> Option<St
         Some(_) => ", routers and routed experts",
         None => "",
     };
+    let has_mlp = |block| match model.layer_experts(block) {
+        None => true,
+        Some(experts) => experts.shared_ffn.is_some(),
+    };
+    let parts = match (0..blocks).any(has_mlp) {
+        true => "attention and MLPs",
+        false => "attention",
+    };
     Some(format!(
-        "{}: attention and MLPs of {quantised} of {blocks} layers in {formats}; all else in {}, such \
+        "{}: {parts} of {quantised} of {blocks} layers in {formats}; all else in {}, such \
         as embedding, output projection{experts}",
         config.precision.recipe, config.train.dtype,
     ))
@@ -43,7 +51,7 @@ mod tests {
     )]
     #[case(
         &["precision.recipe=blockwise", "model.family=mixtral"],
-        Some("blockwise: attention and MLPs of 4 of 4 layers in e4m3; all else in f32, such as \
+        Some("blockwise: attention of 4 of 4 layers in e4m3; all else in f32, such as \
             embedding, output projection, routers and routed experts")
     )]
     fn the_layers_and_the_formats_are_said(#[case] sets: &[&str], #[case] expected: Option<&str>) {

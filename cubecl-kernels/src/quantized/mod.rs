@@ -31,7 +31,7 @@ pub use options::LinearQuantization;
 pub use recipe::{MatrixRole, QuantizationRecipe, Scaling, SummedDim};
 pub use scale::Scale;
 
-use crate::LinearOptions;
+use crate::linear::LinearOptions;
 use crate::gemm_ops::swapped;
 use op::QuantizedLinear;
 use operands::{Quantization, QuantizedOps};

@@ -16,7 +16,7 @@ use super::amax::AmaxSource;
 use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::options::LinearQuantization;
 use super::recipe::{MatrixRole, SummedDim};
-use crate::LinearOptions;
+use crate::linear::LinearOptions;
 use crate::bias::{ColumnSum, bias_gradient};
 use crate::gemm_ops::swapped;
 

@@ -33,27 +33,41 @@ fn compared(found: &Trained, expected: &Trained) -> [f64; 3] {
     [losses, norms, grads.fold(0.0, f64::max)]
 }
 
+/// Bounds of [`compared`].
+///
+/// Layouts sum in different orders, by which numbers differ by about 1e-7. Where one is that close to
+/// the middle of two FP8 numbers it is rounded the other way, which changes it by 1/16 or 1/8. One rank
+/// with initial weights that differ in their last bit differs by up to 5.2e-6, 1.1e-3 and 1.6e-2 from
+/// itself, and layouts by up to 5.0e-6, 1.4e-3 and 8.9e-3. Scales that ranks do not share change all
+/// numbers of a matrix: the gradients then differ by 8.6e-2, about as much as those of bf16 (9.5e-2).
+const BOUNDS: [f64; 3] = [2e-5, 4e-3, 3e-2];
+
+fn assert_same(found: &Trained, expected: &Trained, what: &str) {
+    let found = compared(found, expected);
+    let is_close = found
+        .iter()
+        .zip(BOUNDS)
+        .all(|(found, bound)| *found <= bound);
+    assert!(is_close, "{what}: {found:?}");
+}
+
+fn same(_: &mut ProcessGroups) {}
+
 #[rstest]
 fn every_layout_trains_with_the_scales_of_one_rank(
     #[values("tensorwise", "delayed", "blockwise", "mxfp8")] recipe: &str,
 ) {
     let dir = tempfile::tempdir().unwrap();
-    let same = |_: &mut ProcessGroups| {};
     let run = |sets: &[&str], layout: &str| trained(dir.path(), (recipe, sets), layout, same);
     let one = run(&[], "tp1");
-    println!(
-        "{recipe} bf16 {:?}",
-        compared(&trained(dir.path(), ("bf16", &[]), "tp1", same), &one)
-    );
+    let bf16 = compared(&trained(dir.path(), ("bf16", &[]), "tp1", same), &one);
+    assert!(bf16[2] > 2.0 * BOUNDS[2], "nothing was quantised: {bf16:?}");
     for (sets, layout) in [
-        (&["model.parts.init_std=0.020000001"][..], "tp1"),
-        (&[], "tp2"),
+        (&[][..], "tp2"),
         (&[], "tp2-sp"),
-        (&[], "tp2-dp2-sp"),
-        (&[], "pp2"),
         (&[], "tp2-pp2-sp"),
         (&["parallel.zero=1"], "dp2"),
-        (&["parallel.zero=2"], "dp2"),
+        (&["parallel.zero=2"], "tp2-dp2-sp"),
         (&["parallel.zero=3"], "dp2"),
         (&["recompute.method=uniform"], "tp2-sp"),
         (
@@ -62,16 +76,34 @@ fn every_layout_trains_with_the_scales_of_one_rank(
         ),
         (&["parallel.schedule=zb-h1"], "pp2"),
     ] {
-        let found = run(sets, layout);
-        println!("{recipe} {layout} {sets:?} {:?}", compared(&found, &one));
+        let what = format!("{recipe}, {layout}, {sets:?}");
+        assert_same(&run(sets, layout), &one, &what);
     }
     let long = &["data.seq_len=128"];
-    let one = run(long, "tp1");
-    println!("{recipe} cp2 {:?}", compared(&run(long, "cp2"), &one));
+    assert_same(
+        &run(long, "cp2"),
+        &run(long, "tp1"),
+        &format!("{recipe}, cp2"),
+    );
+    if recipe != "blockwise" {
+        let heads = &["model.heads=4", "model.kv_heads=4", "model.head_dim=32"];
+        let what = format!("{recipe}, tp4-dp2-sp");
+        assert_same(&run(heads, "tp4-dp2-sp"), &run(heads, "tp1"), &what);
+    }
+}
+
+/// Planted omission: context-parallel ranks that do not share the scales of tokens. The layers' own
+/// tests plant one for tensor-parallel ranks.
+#[rstest]
+fn scales_of_tokens_that_ranks_do_not_share_are_caught(
+    #[values("tensorwise", "delayed")] recipe: &str,
+) {
+    let dir = tempfile::tempdir().unwrap();
+    let long = &["data.seq_len=128"];
+    let one = trained(dir.path(), (recipe, long), "tp1", same);
     let apart = trained(dir.path(), (recipe, long), "cp2", |groups| {
         groups.tp_cp = groups.tp.clone();
     });
-    println!("{recipe} cp2 omitted {:?}", compared(&apart, &one));
-    let std = &["data.seq_len=128", "model.parts.init_std=0.020000001"];
-    println!("{recipe} noise {:?}", compared(&run(std, "tp1"), &one));
+    let found = compared(&apart, &one);
+    assert!(found[2] > 2.0 * BOUNDS[2], "{found:?}");
 }

@@ -37,7 +37,6 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("train_iters", "train.steps"),
     ("epochs", "train.steps"),
     ("num_train_epochs", "train.steps"),
-    ("precision", "train.dtype"),
     ("bf16", "train.dtype"),
     ("fp16", "train.dtype"),
     ("dropout", "train.hidden_dropout"),

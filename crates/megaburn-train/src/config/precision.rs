@@ -104,6 +104,15 @@ pub enum Fp8Format {
     E4m3,
 }
 
+impl fmt::Display for Fp8Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Hybrid => "hybrid",
+            Self::E4m3 => "e4m3",
+        })
+    }
+}
+
 /// The step whose largest magnitude determines a delayed scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -127,6 +136,16 @@ impl PrecisionConfig {
         }
     }
 
+    /// The formats, by the recipe if they are not set.
+    pub(crate) fn resolved_format(&self) -> Fp8Format {
+        let has_blocks = [PrecisionRecipe::Blockwise, PrecisionRecipe::Mxfp8];
+        let usual = match has_blocks.contains(&self.recipe) {
+            true => Fp8Format::E4m3,
+            false => Fp8Format::Hybrid,
+        };
+        self.format.unwrap_or(usual)
+    }
+
     /// The definition of the recipe; `None` if nothing is quantised.
     pub(crate) fn quantization(&self) -> Option<QuantizationRecipe> {
         let scaling = match self.recipe {
@@ -135,15 +154,11 @@ impl PrecisionConfig {
             PrecisionRecipe::Blockwise => Scaling::Blocks,
             PrecisionRecipe::Mxfp8 => Scaling::Microscaling,
         };
-        let usual = match scaling {
-            Scaling::Tensor => Fp8Format::Hybrid,
-            Scaling::Blocks | Scaling::Microscaling => Fp8Format::E4m3,
-        };
         let is_blockwise = scaling == Scaling::Blocks;
         Some(QuantizationRecipe {
             scaling,
             forward: SmallFloat::E4m3,
-            gradients: match self.format.unwrap_or(usual) {
+            gradients: match self.resolved_format() {
                 Fp8Format::Hybrid => SmallFloat::E5m2,
                 Fp8Format::E4m3 => SmallFloat::E4m3,
             },

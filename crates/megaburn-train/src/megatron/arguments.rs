@@ -9,7 +9,7 @@ use super::{
     dict::{Dict, int},
     exported_run::{Rates, Run, decay_style, weight_decay_style},
 };
-use crate::config::Dtype;
+use crate::config::{AmaxCompute, Dtype, PrecisionRecipe};
 
 /// The `argparse.Namespace`: the arguments of the original run, if there was one, with what the run
 /// has now.
@@ -19,6 +19,7 @@ pub(super) fn arguments(run: &Run, rates: &Rates) -> Tree {
     of_model(run, &mut args);
     of_experts(run, &mut args);
     of_training(run, &mut args);
+    of_precision(run, &mut args);
     of_optimizer(run, rates, &mut args);
     for name in [
         "tensor_model_parallel_size",
@@ -173,6 +174,31 @@ fn of_training(run: &Run, args: &mut Dict) {
     if let Some(split) = &data.split {
         args.set("split", split.as_str());
     }
+}
+
+fn of_precision(run: &Run, args: &mut Dict) {
+    let precision = &run.config.precision;
+    let (recipe, format) = (precision.recipe, precision.resolved_format());
+    if recipe == PrecisionRecipe::Bf16 {
+        if args.get("fp8").is_some() {
+            args.set("fp8", Tree::None);
+        }
+        return;
+    }
+    args.set("fp8", format.to_string().as_str());
+    args.set("fp8_recipe", recipe.to_string().as_str());
+    args.set("fp8_margin", int(precision.margin as usize));
+    args.set("fp8_amax_history_len", int(precision.amax_history_len));
+    let compute = match precision.amax_compute {
+        AmaxCompute::Max => "max",
+        AmaxCompute::MostRecent => "most_recent",
+    };
+    args.set("fp8_amax_compute_algo", compute);
+    let start = precision.num_layers_at_start_in_bf16;
+    let end = precision.num_layers_at_end_in_bf16;
+    args.set("first_last_layers_bf16", start + end > 0);
+    args.set("num_layers_at_start_in_bf16", int(start));
+    args.set("num_layers_at_end_in_bf16", int(end));
 }
 
 fn of_optimizer(run: &Run, rates: &Rates, args: &mut Dict) {

@@ -45,8 +45,9 @@ impl Trainer {
 
     /// Discards the magnitudes of a step that ended in an error.
     pub(super) fn discard_amaxes(&self) {
-        for amax in delayed_amaxes(self.model_in_flight()).values() {
-            amax.take_current();
+        if self.delays_scales() {
+            let own = delayed_amaxes(self.model_in_flight());
+            own.values().for_each(|amax| drop(amax.take_current()));
         }
     }
 

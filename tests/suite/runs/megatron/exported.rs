@@ -2,7 +2,10 @@
 
 use std::fs;
 
-use megaburn::train::megatron::{FromMegatronConfig, from_megatron, to_megatron};
+use megaburn::train::{
+    config::{AmaxCompute, Fp8Format, PrecisionConfig, PrecisionRecipe},
+    megatron::{FromMegatronConfig, from_megatron, to_megatron},
+};
 use megaburn_torch::{
     DType,
     dcp::DcpDir,
@@ -277,6 +280,41 @@ fn an_argument_that_cannot_be_copied_is_named_and_the_others_are_kept() {
     assert!(is_noted, "{notes:?}");
     let common = PtFile::open(exported.folder.join("common.pt")).unwrap();
     let original = PtFile::open(fixture("tp2-dp2").join("iter_0000010/common.pt")).unwrap();
+    assert_eq!(copied(&common, "args"), copied(&original, "args"));
+}
+
+/// The arguments of FP8 become `[precision]`, and arguments again.
+#[test]
+fn the_arguments_of_fp8_are_converted_both_ways() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let of_fp8: [(&str, Tree); 8] = [
+        ("fp8", "hybrid".into()),
+        ("fp8_recipe", "delayed".into()),
+        ("fp8_margin", 1.into()),
+        ("fp8_amax_history_len", 16.into()),
+        ("fp8_amax_compute_algo", "max".into()),
+        ("first_last_layers_bf16", true.into()),
+        ("num_layers_at_start_in_bf16", 0.into()),
+        ("num_layers_at_end_in_bf16", 1.into()),
+    ];
+    with_arguments(&at("iter"), "tp2-dp2", &of_fp8);
+    let imported = import(&at("iter"), &at("run")).unwrap();
+    let expected = PrecisionConfig {
+        recipe: PrecisionRecipe::Delayed,
+        format: Some(Fp8Format::Hybrid),
+        num_layers_at_end_in_bf16: 1,
+        amax_history_len: 16,
+        amax_compute: AmaxCompute::Max,
+        margin: 1,
+        ..PrecisionConfig::default()
+    };
+    assert_eq!(imported.config.precision, expected);
+    let note = "the largest magnitudes of the steps before are not converted";
+    assert!(imported.notes.iter().any(|found| found.starts_with(note)));
+    let exported = to_megatron(&at("run"), &at("back"), None).unwrap();
+    let common = PtFile::open(exported.folder.join("common.pt")).unwrap();
+    let original = PtFile::open(at("iter").join("common.pt")).unwrap();
     assert_eq!(copied(&common, "args"), copied(&original, "args"));
 }
 

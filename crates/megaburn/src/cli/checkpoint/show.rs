@@ -94,11 +94,16 @@ fn saved(checkpoint: &Checkpoint) -> Option<SystemTime> {
     manifest.and_then(|found| found.modified()).ok()
 }
 
-/// The trainer's state by keys, without the configuration.
+/// The trainer's state by keys, without the configuration, and without the magnitudes of each matrix
+/// (`--json` has them).
 fn trainer(checkpoint: &Checkpoint) -> BTreeMap<String, Value> {
     let mut state = checkpoint.trainer().clone();
     if let Some(state) = state.as_object_mut() {
         state.shift_remove("config");
+        if let Some(amaxes) = state.get_mut("amaxes") {
+            let num = amaxes.as_object().map_or(0, serde_json::Map::len);
+            *amaxes = format!("of {num} matrices").into();
+        }
     }
     by_key("", &state)
 }

@@ -31,8 +31,8 @@ pub use options::LinearQuantization;
 pub use recipe::{MatrixRole, QuantizationRecipe, Scaling, SummedDim};
 pub use scale::Scale;
 
-use crate::linear::LinearOptions;
 use crate::gemm_ops::swapped;
+use crate::linear::LinearOptions;
 use op::QuantizedLinear;
 use operands::{Quantization, QuantizedOps};
 

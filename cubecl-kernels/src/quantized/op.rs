@@ -16,9 +16,9 @@ use super::amax::AmaxSource;
 use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::options::LinearQuantization;
 use super::recipe::{MatrixRole, SummedDim};
-use crate::linear::LinearOptions;
 use crate::bias::{ColumnSum, bias_gradient};
 use crate::gemm_ops::swapped;
+use crate::linear::LinearOptions;
 
 /// The inputs are those of [`linear`](crate::linear).
 #[derive(Debug)]

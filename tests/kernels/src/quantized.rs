@@ -171,7 +171,9 @@ fn main_gradients() -> Result<(), String> {
             let expected = sum(&Device::flex(), DType::F32)?;
             close(
                 &format!("dw of {recipe:?} {sizes:?}"),
-                &found, &expected, 1e-3,
+                &found,
+                &expected,
+                1e-3,
             )?;
         }
     }

@@ -170,8 +170,8 @@ fn samples_begin_and_end_as_the_model_that_a_run_starts_from() {
         let Sample::T5(sample) = &samples[0] else {
             panic!("{samples:?}");
         };
-        let labels = sample.labels.iter().zip(&sample.loss_mask);
-        let last = labels.filter(|(_, counts)| **counts).next_back().unwrap();
+        let mut labels = sample.labels.iter().zip(&sample.loss_mask);
+        let last = labels.rfind(|(_, counts)| **counts).unwrap();
         (sample.text_dec[0], *last.0 as u32)
     };
     // With another tokenizer, the model's ids mean nothing.

@@ -97,7 +97,7 @@ pub use optimizer::{
 pub use quantized::{
     AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearQuantization, MatrixRole,
     QuantizationRecipe, Scale, Scaling, SmallFloat, SummedDim, UnchangedWeights, WeightSpan,
-    quantized_linear, quantized_numbers,
+    can_quantize, quantized_linear, quantized_numbers,
 };
 pub use repeat::repeat_heads;
 pub use rope::{

@@ -18,9 +18,11 @@ mod scale;
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "cuda")]
+use burn::backend::DispatchDevice;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use megaburn_autograd::backend_ops::slice_rows;
 use megaburn_autograd::{fused, on_every_backend};
 
@@ -95,6 +97,21 @@ pub fn quantized_numbers(
         x.into_dispatch(),
         how,
     ))
+}
+
+/// Whether matrices can be quantised on a device: on CPUs, and on NVIDIA GPUs of compute capability
+/// 8.9 or higher, which have the instructions.
+pub fn can_quantize(device: &Device) -> bool {
+    #[cfg(feature = "cuda")]
+    return match device.clone().inner().as_dispatch() {
+        DispatchDevice::Cube(_) => megaburn_cuda::gemm::takes_fp8(device),
+        _ => true,
+    };
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = device;
+        true
+    }
 }
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]

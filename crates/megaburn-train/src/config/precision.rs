@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use megaburn_kernels::{QuantizationRecipe, Scaling, SmallFloat};
+use burn::tensor::Device;
+use megaburn_kernels::{QuantizationRecipe, Scaling, SmallFloat, can_quantize};
 use megaburn_mesh::Layout;
 use megaburn_models::{DecoderConfig, decoder::Precision};
 use megaburn_parallel::LinearPrecision;
@@ -163,6 +164,22 @@ impl PrecisionConfig {
                 Fp8Format::E4m3 => SmallFloat::E4m3,
             },
             power_of_two_scales: self.power_of_two_scales.unwrap_or(is_blockwise),
+        })
+    }
+
+    /// Refuses a device that cannot quantise.
+    ///
+    /// # Errors
+    /// Something is quantised, and the device is a GPU without the instructions.
+    pub(crate) fn check_device(&self, device: &Device) -> Result<(), TrainError> {
+        if self.recipe == PrecisionRecipe::Bf16 || can_quantize(device) {
+            return Ok(());
+        }
+        Err(TrainError::Invalid {
+            key: "precision.recipe",
+            value: self.recipe.to_string(),
+            rule: "\"bf16\" on this GPU: FP8 needs compute capability 8.9 or higher (Ada, Hopper)"
+                .into(),
         })
     }
 

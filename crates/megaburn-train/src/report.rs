@@ -362,9 +362,8 @@ impl<'a> Reporter<'a> {
         let plural = if step == 1 { "" } else { "s" };
         let loss = eval.map(|EvalMetrics { eval_loss, .. }| {
             let bits = self.data.bits_per_byte(*eval_loss);
-            let bits = bits
-                .map(|bits| format!(" = {bits:.3} bits per byte"))
-                .unwrap_or_default();
+            let bits = bits.map(|bits| format!(" = {bits:.3} bits per byte"));
+            let bits = bits.unwrap_or_default();
             format!("; validation loss {eval_loss:.4}{bits}")
         });
         let loss = loss.unwrap_or_default();

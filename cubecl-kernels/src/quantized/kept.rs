@@ -3,19 +3,27 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::operands::Quantized;
 
 /// Tells the layers of a model when their weights do not change, so that each quantises its weight
 /// once: for both passes, and for all micro-batches of a step. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct WeightSpan(Arc<AtomicU64>);
+pub struct WeightSpan(Arc<Span>);
 
-/// While it lives, no weight of the model changes.
+#[derive(Debug, Default)]
+struct Span {
+    /// The number of the current time, or `NONE`.
+    current: AtomicU64,
+    /// The weights of the model's layers.
+    slots: Mutex<Vec<Weak<Slot>>>,
+}
+
+/// While it lives, no weight of the model changes. Dropping it releases the quantised weights.
 #[derive(Debug)]
 #[must_use = "weights are quantised for every pass once it is dropped"]
-pub struct UnchangedWeights(Arc<AtomicU64>);
+pub struct UnchangedWeights(Arc<Span>);
 
 /// The number of a time when weights may change.
 const NONE: u64 = 0;
@@ -25,19 +33,21 @@ impl WeightSpan {
     pub fn unchanged(&self) -> UnchangedWeights {
         static NEXT: AtomicU64 = AtomicU64::new(NONE + 1);
         let span = NEXT.fetch_add(1, Ordering::Relaxed);
-        self.0.store(span, Ordering::Relaxed);
+        self.0.current.store(span, Ordering::Relaxed);
         UnchangedWeights(self.0.clone())
     }
 
     /// The number of the current time, if weights do not change in it.
     fn current(&self) -> Option<u64> {
-        Some(self.0.load(Ordering::Relaxed)).filter(|span| *span != NONE)
+        Some(self.0.current.load(Ordering::Relaxed)).filter(|span| *span != NONE)
     }
 }
 
 impl Drop for UnchangedWeights {
     fn drop(&mut self) {
-        self.0.store(NONE, Ordering::Relaxed);
+        self.0.current.store(NONE, Ordering::Relaxed);
+        let mut slots = lock(&self.0.slots);
+        slots.retain(|slot| slot.upgrade().is_some_and(|slot| slot.release()));
     }
 }
 
@@ -45,8 +55,11 @@ impl Drop for UnchangedWeights {
 #[derive(Clone)]
 pub struct KeptWeight {
     span: WeightSpan,
-    kept: Arc<Mutex<Option<Kept>>>,
+    slot: Arc<Slot>,
 }
+
+#[derive(Default)]
+struct Slot(Mutex<Option<Kept>>);
 
 struct Kept {
     span: u64,
@@ -56,9 +69,11 @@ struct Kept {
 impl KeptWeight {
     /// The weight of a layer in a model.
     pub fn new(model: &WeightSpan) -> Self {
+        let slot = Arc::default();
+        lock(&model.0.slots).push(Arc::downgrade(&slot));
         Self {
             span: model.clone(),
-            kept: Arc::default(),
+            slot,
         }
     }
 
@@ -73,14 +88,12 @@ impl KeptWeight {
         make: impl FnOnce() -> Quantized<Q>,
     ) -> Quantized<Q> {
         let span = self.span.current();
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.slot.0);
         let current = kept.as_ref().filter(|kept| Some(kept.span) == span);
         let known = current.and_then(|kept| kept.operands.downcast_ref::<Quantized<Q>>());
         if let Some(known) = known {
             return known.clone();
         }
-        // Operands from before make room first.
-        *kept = None;
         let made = make();
         *kept = span.map(|span| Kept {
             span,
@@ -88,6 +101,24 @@ impl KeptWeight {
         });
         made
     }
+}
+
+impl Slot {
+    /// Releases the operands. The slot itself stays.
+    fn release(&self) -> bool {
+        *lock(&self.0) = None;
+        true
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for KeptWeight {

@@ -131,7 +131,13 @@ fn tolerance(dtype: DType) -> f64 {
 
 fn products() -> Result<(), String> {
     for recipe in recipes() {
-        for sizes in [[64, 128, 48], [37, 272, 80], [5, 33, 65]] {
+        for sizes in [
+            [64, 128, 48],
+            [37, 272, 80],
+            [5, 33, 65],
+            [6, 24, 32],
+            [7, 32, 24],
+        ] {
             if !part::is_mine() {
                 continue;
             }
@@ -154,7 +160,7 @@ fn products() -> Result<(), String> {
 
 fn main_gradients() -> Result<(), String> {
     for recipe in recipes() {
-        for sizes in [[48, 64, 32], [21, 33, 17]] {
+        for sizes in [[48, 64, 32], [21, 33, 17], [6, 24, 32]] {
             if !part::is_mine() {
                 continue;
             }

@@ -201,9 +201,14 @@ impl PrecisionConfig {
                 "with precision.recipe = \"tensorwise\", \"delayed\" or \"blockwise\"",
             ),
             (
-                "amax_history_len amax_compute margin",
+                "amax_compute margin",
                 is_delayed,
                 "with precision.recipe = \"delayed\"",
+            ),
+            (
+                "amax_history_len",
+                is_delayed && self.amax_compute == AmaxCompute::Max,
+                "with precision.recipe = \"delayed\" and precision.amax_compute = \"max\"",
             ),
         ]
     }
@@ -227,16 +232,16 @@ impl TrainConfig {
             return Ok(());
         };
         let layers = model.layers;
-        for (key, num) in [
-            ("precision.num_layers_at_start_in_bf16", start),
-            ("precision.num_layers_at_end_in_bf16", end),
+        for (key, num, left) in [
+            ("precision.num_layers_at_start_in_bf16", start, layers),
+            (
+                "precision.num_layers_at_end_in_bf16",
+                end,
+                layers.saturating_sub(start),
+            ),
         ] {
-            require(
-                num <= layers,
-                key,
-                num,
-                format!("at most the model's {layers} layers"),
-            )?;
+            let rule = format!("less than {left}, or none of {layers} layers is quantised");
+            require(num < left, key, num, rule)?;
         }
         let rule = "\"bf16\" with parallel.max_tokens_per_rank: the ranks that share a document, and \
             its scales, change from document to document";
@@ -349,9 +354,18 @@ mod tests {
     #[case(&["precision.amax_history_len=0"], "tp1", "`precision.amax_history_len` is 0: it must be at least 1")]
     #[case(&["precision.margin=17"], "tp1", "`precision.margin` is 17: it must be from 0 to 16")]
     #[case(
-        &["precision.recipe=delayed", "precision.num_layers_at_end_in_bf16=5"],
+        &["precision.recipe=delayed", "precision.num_layers_at_start_in_bf16=5"],
         "tp1",
-        "`precision.num_layers_at_end_in_bf16` is 5: it must be at most the model's 4 layers"
+        "`precision.num_layers_at_start_in_bf16` is 5: it must be less than 4, or none of 4 layers"
+    )]
+    #[case(
+        &[
+            "precision.recipe=mxfp8",
+            "precision.num_layers_at_start_in_bf16=2",
+            "precision.num_layers_at_end_in_bf16=2",
+        ],
+        "tp1",
+        "`precision.num_layers_at_end_in_bf16` is 2: it must be less than 2, or none of 4 layers"
     )]
     #[case(
         &["precision.recipe=blockwise"],

@@ -52,20 +52,29 @@ pub(super) fn precision(
         true => Ok(args.optional_size(name)?.unwrap_or(1)),
         false => Ok::<_, MegatronError>(0),
     };
-    let defaults = PrecisionConfig::default();
-    let name = "fp8_margin";
-    let margin = args.optional_size(name)?.unwrap_or(0);
-    Ok(PrecisionConfig {
+    let precision = PrecisionConfig {
         recipe,
         format: Some(format),
         num_layers_at_start_in_bf16: layers("num_layers_at_start_in_bf16")?,
         num_layers_at_end_in_bf16: layers("num_layers_at_end_in_bf16")?,
+        ..PrecisionConfig::default()
+    };
+    if recipe != PrecisionRecipe::Delayed {
+        return Ok(precision);
+    }
+    let name = "fp8_margin";
+    let margin = args.optional_size(name)?.unwrap_or(0);
+    Ok(PrecisionConfig {
         amax_history_len: args.optional_size("fp8_amax_history_len")?.unwrap_or(1),
         amax_compute: match args.optional_text("fp8_amax_compute_algo")? {
             Some("max") => AmaxCompute::Max,
-            _ => AmaxCompute::MostRecent,
+            Some("most_recent") | None => AmaxCompute::MostRecent,
+            Some(_) => {
+                let why = "megaburn has `max` and `most_recent`";
+                return Err(args.refused("fp8_amax_compute_algo", why));
+            }
         },
         margin: u32::try_from(margin).map_err(|_| args.refused(name, "it must be at most 16"))?,
-        ..defaults
+        ..precision
     })
 }

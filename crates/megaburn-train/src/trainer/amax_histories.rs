@@ -30,9 +30,14 @@ impl AmaxHistories {
         }
     }
 
-    /// Histories with the steps of a checkpoint.
+    /// Histories with those steps of a checkpoint that the window reaches.
     #[must_use]
-    pub(super) fn with(self, matrices: SavedAmaxes) -> Self {
+    pub(super) fn with(self, mut matrices: SavedAmaxes) -> Self {
+        let last = matrices.values().flatten().map(|(step, _)| *step).max();
+        let last = last.unwrap_or(0);
+        for steps in matrices.values_mut() {
+            steps.retain(|(step, _)| step + self.len > last);
+        }
         Self { matrices, ..self }
     }
 
@@ -60,14 +65,15 @@ impl AmaxHistories {
         }
     }
 
-    /// The magnitude that the scale of a matrix is derived from; `None` if there is no step before.
+    /// The magnitude that the scale of a matrix is derived from; `None` if there is no step before,
+    /// or the matrix was zero in all of them, which says nothing about the next one.
     pub(super) fn derived(&self, name: &str) -> Option<f32> {
         let steps = self.matrices.get(name)?.iter();
         let (_, amax) = match self.compute {
             AmaxCompute::Max => steps.max_by(|a, b| a.1.total_cmp(&b.1)),
             AmaxCompute::MostRecent => steps.last(),
         }?;
-        Some(amax * self.factor)
+        (*amax > 0.0).then_some(amax * self.factor)
     }
 }
 
@@ -93,7 +99,7 @@ mod tests {
         });
         let name = "matrix".to_string();
         assert_eq!(histories.derived(&name), None);
-        let all = [3.0, 1.0, 2.0, 2.0, 0.5, 0.25, 0.125, 4.0, 0.0, 1.0f32];
+        let all = [3.0, 1.0, 2.0, 2.0, 0.5, 0.25, 0.125, 4.0, 0.0, 0.0, 1.0f32];
         for (index, amax) in all.into_iter().enumerate() {
             histories.push(index as u64 + 1, [(&name, amax)]);
             let window = &all[(index + 1).saturating_sub(len)..=index];
@@ -101,11 +107,19 @@ mod tests {
                 AmaxCompute::Max => window.iter().copied().reduce(f32::max),
                 AmaxCompute::MostRecent => window.last().copied(),
             };
+            let expected = expected.filter(|amax| *amax > 0.0);
             let factor = 2.0f32.powi(margin as i32);
             assert_eq!(histories.derived(&name), expected.map(|amax| amax * factor));
             assert!(histories.saved()[&name].len() <= len);
         }
         let resumed = histories.clone().with(histories.saved());
         assert_eq!(resumed.derived(&name), histories.derived(&name));
+        // A shorter window does not reach steps before it.
+        let short = AmaxHistories {
+            len: 1,
+            ..histories.clone()
+        };
+        let resumed = short.with(histories.saved());
+        assert_eq!(resumed.derived(&name), Some(2.0f32.powi(margin as i32)));
     }
 }

@@ -35,9 +35,11 @@ impl Trainer {
         let names = self.names_of_matrices(own.keys())?;
         let of = |name: &String| f64::from(current.get(name).copied().unwrap_or(0.0));
         let all = world_max(&self.groups, &names.iter().map(of).collect::<Vec<_>>())?;
-        let all = all.into_iter().map(|amax| amax as f32);
+        let amax = |(name, amax): (&String, f64)| (amax / self.unit_of(name)) as f32;
+        let all = names.iter().zip(all).map(amax).collect::<Vec<_>>();
         let step = self.progress.step;
-        self.amax_histories.push(step, names.iter().zip(all));
+        let all = names.iter().zip(all);
+        self.amax_histories.push(step, all);
         self.matrix_names = Some(names);
         self.derive_scales(&own);
         Ok(())
@@ -56,6 +58,23 @@ impl Trainer {
         if self.delays_scales() {
             self.amax_histories = self.amax_histories.clone().with(saved);
             self.derive_scales(&delayed_amaxes(self.model_in_flight()));
+        }
+    }
+
+    /// Begins a step whose loss is multiplied by a factor. The magnitudes of gradients in the
+    /// history are those without it.
+    pub(super) fn begin_scales(&mut self, loss_factor: f64) {
+        if self.delays_scales() && self.loss_factor != loss_factor {
+            self.loss_factor = loss_factor;
+            self.derive_scales(&delayed_amaxes(self.model_in_flight()));
+        }
+    }
+
+    /// The factor of the magnitudes of a matrix in the current step.
+    fn unit_of(&self, name: &str) -> f64 {
+        match name.ends_with(".gradient") {
+            true => self.loss_factor,
+            false => 1.0,
         }
     }
 
@@ -82,8 +101,18 @@ impl Trainer {
     fn derive_scales(&self, own: &BTreeMap<String, DelayedAmax>) {
         let derived = own
             .iter()
-            .filter_map(|(name, amax)| Some((amax, self.amax_histories.derived(name)?)));
-        let (amaxes, values): (Vec<&DelayedAmax>, Vec<f32>) = derived.unzip();
+            .map(|(name, amax)| (amax, self.amax_histories.derived(name), self.unit_of(name)));
+        let mut values = Vec::new();
+        let mut amaxes = Vec::new();
+        for (amax, derived, unit) in derived {
+            match derived {
+                Some(derived) => {
+                    values.push((f64::from(derived) * unit) as f32);
+                    amaxes.push(amax);
+                }
+                None => amax.set_derived(None),
+            }
+        }
         if amaxes.is_empty() {
             return;
         }
@@ -159,6 +188,26 @@ mod tests {
             assert!(before == after, "{recipe} {layout}");
             Ok(())
         });
+    }
+
+    /// The magnitudes of gradients are those without the loss scale.
+    #[test]
+    fn another_loss_scale_changes_no_magnitude() {
+        let saved = |loss_scale: &str| {
+            let loss_scale = format!("optimizer.initial_loss_scale={loss_scale}");
+            let sets = ["precision.recipe=delayed", "train.dtype=f16", &loss_scale];
+            let mut ranks = trainers(&sets, "tp1", |mut trainer| {
+                assert!(!trainer.step()?.skipped);
+                Ok(trainer.amax_histories.saved())
+            });
+            ranks.remove(0)
+        };
+        let [small, large] = [saved("256"), saved("4096")];
+        assert!(small.keys().any(|name| name.ends_with(".gradient")));
+        for ((name, a), (_, b)) in small.iter().zip(&large) {
+            let apart = (a[0].1 / b[0].1 - 1.0).abs();
+            assert!(apart < 0.05, "{name}: {a:?} {b:?}");
+        }
     }
 
     /// Steps that overflow are not in the history.

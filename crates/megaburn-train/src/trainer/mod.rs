@@ -137,6 +137,8 @@ pub struct Trainer {
     last_load: Vec<Option<Vec<f64>>>,
     /// The largest magnitudes of the steps before, with delayed scaling.
     amax_histories: AmaxHistories,
+    /// The factor of the loss in the current step's gradients, with delayed scaling.
+    loss_factor: f64,
     /// The matrices of all ranks whose scales are delayed, once they are known.
     matrix_names: Option<Vec<String>>,
     data: Arc<RunData>,
@@ -244,6 +246,7 @@ impl Trainer {
             )?,
             last_load: vec![None; model_config.num_blocks()],
             amax_histories: AmaxHistories::new(&config.precision),
+            loss_factor: 1.0,
             matrix_names: None,
             model: Some(model),
             plan,

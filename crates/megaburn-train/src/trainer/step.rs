@@ -296,6 +296,7 @@ impl Trainer {
             .loss_scaler
             .as_ref()
             .map(|scaler| scaler.scale() / tokens as f64);
+        self.begin_scales(factor.unwrap_or(1.0));
         if let Some(mut hybrid) = self.hybrid.take() {
             let consumed = self.progress.consumed_samples;
             let numbers = consumed..consumed + batch.global_batch_size() as u64;

@@ -201,7 +201,9 @@ impl Operands {
 
 fn are_taken(a: &Fp8Matrix, b: &Fp8Matrix) -> bool {
     let [n, k] = [b.values.meta.shape()[0], b.values.meta.shape()[1]];
+    // An operand that sums over the rows of its matrix is padded; the other one may not be.
     let are_aligned = n.is_multiple_of(ALIGNED) && k.is_multiple_of(ALIGNED) && k > 0;
+    let are_aligned = are_aligned && a.values.meta.shape()[1] == k;
     let both_e5m2 = a.kind == Fp8Kind::E5m2 && b.kind == Fp8Kind::E5m2;
     let device = Cube::wrap::<1>(tensor::into_backend(a.scale_inv.clone())).device();
     are_aligned && !both_e5m2 && gemm::takes_fp8(&device)

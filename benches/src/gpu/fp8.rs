@@ -30,9 +30,11 @@ use crate::{
 
 /// Number of tokens.
 const T: usize = 8192;
-/// Input and output features: the projections of attention, and those of the MLP.
+/// The numbers of input and output features of the two linear layers of attention and the two of the
+/// MLP.
 const LAYERS: [[usize; 2]; 4] = [[4096, 6144], [4096, 4096], [4096, 28672], [14336, 4096]];
-/// Columns of the matrices that are cast: a layer's input, and that of the second MLP projection.
+/// The matrices that are cast have these numbers of columns: a block's hidden size and the MLP's
+/// width.
 const WIDTHS: [usize; 2] = [4096, 14336];
 
 #[derive(Debug, Parser)]

@@ -17,9 +17,9 @@ use crate::{
     shards::{PlanBuilder, Sharded},
 };
 
-/// A table of so few vectors, such as those of token types, is multiplied with rows of zeros and a
-/// one instead: the gradients of a few rows that many tokens share are then a matrix product, where
-/// additions to these rows would wait for each other.
+/// A table with at most this number of vectors, such as that of token types, is read by a product
+/// with one-hot rows. Its gradient is then a matrix product, too; additions of many tokens to a few
+/// rows would wait for each other.
 const FEW: usize = 16;
 
 /// Configuration of a [`PositionEmbedding`].

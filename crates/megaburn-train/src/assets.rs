@@ -25,8 +25,8 @@ pub(crate) fn assets_of(
     };
     let mut published = tokenizer.published()?;
     if let (DatasetKind::T5, Some(published)) = (config.data.dataset, &mut published) {
-        // The model's end is that of the decoder's text. The tokenizer keeps its own, which ends
-        // documents.
+        // `config.json` names the token that ends the decoder's text. The tokenizer's own end
+        // token, which ends documents, stays as it is.
         let end = tokenizer.id_to_token(tokenizer.eos());
         published.config.insert("eos_token".into(), end.into());
     }
@@ -53,7 +53,8 @@ pub(crate) fn assets_of(
     Ok(assets)
 }
 
-/// The small files of a tokenizer, and whether it is that of the model with the files `of_model`.
+/// Returns the small files of a tokenizer, and whether the model with the files `of_model` has the
+/// same tokenizer.
 fn of_tokenizer(
     published: &PublishedTokenizer,
     of_model: &Assets,

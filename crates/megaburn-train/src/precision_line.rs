@@ -1,4 +1,4 @@
-//! The line of the console about quantised products: in which layers, and what is not quantised.
+//! The line of the console that says which layers multiply quantised matrices and which do not.
 
 use megaburn_kernels::SmallFloat;
 use megaburn_models::DecoderConfig;

@@ -86,8 +86,8 @@ pub fn takes_fp8(device: &Device) -> bool {
 /// - result: `[m, n]`
 ///
 /// # Errors
-/// The tensors are not on a CUDA device; both are e5m2; or types, sizes or strides are not those of
-/// [`Fp8Matrix`]. A product without terms, where `k` is 0, is refused. Later failures surface at
+/// The tensors are not on a CUDA device, both matrices are e5m2, `k` is 0, or types, sizes or strides
+/// differ from those that [`Fp8Matrix`] describes. Later failures surface at
 /// the next read of the result.
 pub fn fp8_product(
     a: Fp8Matrix,

@@ -33,7 +33,7 @@ impl HfTokenizer {
         let (said, model) = (read("tokenizer_config.json")?, read("config.json")?);
         let names_class = said["tokenizer_class"].is_string();
         let is_plain = !names_class && !model["model_type"].is_string();
-        // T5's class would add sentinels to those of the model.
+        // T5's class would add a second set of sentinels.
         let has_sentinels = || self.plain.encoder.token_to_id("<extra_id_0>").is_some();
         let (name, class) = match self.kind {
             FileKind::Json => ("tokenizer.json", is_plain.then_some(AS_IT_IS)),

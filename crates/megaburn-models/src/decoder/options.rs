@@ -74,9 +74,9 @@ pub struct Dropout {
     pub attention: f64,
 }
 
-/// The precision of the products of attention and MLPs. By default they are computed in the type of
-/// the parameters, as those of all other layers always are: the embedding, the output projection,
-/// routers, experts, and the projections of multi-token prediction and of heads.
+/// The precision of the matrix products in attention and MLPs. By default they are computed in the
+/// type of the parameters. The products of all other layers always are: output projection, routers,
+/// experts, heads, and the projection of multi-token prediction.
 ///
 /// Source: Megatron-LM `megatron/core/fp8_utils.py`, `get_fp8_context`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

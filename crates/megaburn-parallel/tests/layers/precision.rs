@@ -298,8 +298,8 @@ fn splits_that_cut_a_block_are_refused(
     config.init(&Group::single(0), &autodiff()).unwrap();
 }
 
-/// Delayed scaling records what is trained on, names its matrices, and does not hide what is not
-/// finite.
+/// Delayed scaling records the magnitudes of training passes under the names of their matrices, and a
+/// number that is not finite makes the result NaN.
 #[test]
 fn delayed_scales_are_those_that_are_set() {
     let config = ParallelLinearConfig::new(4, 3)

@@ -105,7 +105,7 @@ pub use rope::{
     packed_positions,
 };
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
-pub use split::{SliceMode, split_last, split_last_with};
+pub use split::{SliceMode, split_heads, split_last, split_last_with};
 pub use sum::{sum_all, sum_columns};
 
 /// FP8 numbers on NVIDIA GPUs: the largest magnitude of a tensor, and the cast of a matrix with one

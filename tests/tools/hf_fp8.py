@@ -2,19 +2,22 @@
 """Write a fixture with FP8 weights and what `transformers` computes from it, or load an exported one.
 
     pip install torch transformers safetensors accelerate compressed-tensors
-    hf_fp8.py write OUT_DIR FORM FIXTURE [--block ROWS COLS] [--scales float32|bfloat16]
+    hf_fp8.py write OUT_DIR FORM FAMILY [key=value config overrides ...] [--block ROWS COLS] [--scales float32|bfloat16]
     hf_fp8.py load DIR [PLAIN_DIR]
 
-`write` quantises the linear layers of FIXTURE (a folder of tests/fixtures) with PyTorch's own cast, as `block` (fp8 of DeepSeek-V3),
+`write` quantises the linear layers of a tiny random model of hf_reference.py with PyTorch's own cast, as `block` (fp8 of DeepSeek-V3),
 `channel` or `tensor` (compressed-tensors), has `transformers` load the result with its own dequantisation in float32, and writes
-reference.safetensors (input_ids, labels, logits, loss) and reference.json for `megaburn verify`. The fixtures fp8-deepseek-v3 and
-fp8-llama are `write .. block tests/fixtures/deepseek-v3-yarn --block 8 16` and `write .. channel tests/fixtures/llama3-scaled`.
+reference.safetensors and reference.json as hf_reference.py does. The fixtures are:
+    fp8-deepseek-v3: block deepseek-v3 vocab_size=64 hidden_size=32 intermediate_size=48 num_attention_heads=4 num_key_value_heads=4
+        moe_intermediate_size=16 n_routed_experts=4 n_group=2 topk_group=1 --block 8 16
+    fp8-llama: channel llama3-scaled vocab_size=64
 
 `load` checks a folder of `megaburn convert export --quantize`: `transformers` loads it, its weights are those that PyTorch computes
 from codes and scales, and it computes finite logits. With PLAIN_DIR, an export without --quantize, it prints how far the two are apart.
 """
-import argparse, json, pathlib, shutil, torch, transformers
+import argparse, json, pathlib, torch, transformers
 from safetensors.torch import load_file, save_file
+from hf_reference import FAMILIES, reference
 
 NOT_LINEAR = ("embed", "norm", "lm_head", "mlp.gate.weight", "eh_proj", "shared_expert_gate", "head")
 
@@ -56,20 +59,30 @@ def logits(model, seed, batch, seq):
 
 def write(a):
     out = pathlib.Path(a.out); out.mkdir(parents=True, exist_ok=True); tensors = {}
-    dtype = getattr(torch, a.scales)
-    for name, w in load_file(pathlib.Path(a.fixture) / "model.safetensors").items():
+    config_name, model_name, kw = FAMILIES[a.family]
+    kw.update({k: json.loads(v) for k, v in (o.split("=", 1) for o in a.overrides)})
+    torch.manual_seed(0); config = getattr(transformers, config_name)(**kw, attn_implementation="eager"); Model = getattr(transformers, model_name)
+    model = Model(config).float()
+    for n, p in model.named_parameters(): torch.nn.init.normal_(p, 1.0 if "norm" in n else 0.0, 0.1 if p.dim() == 1 else 0.08)
+    for n, b in model.named_buffers():
+        if n.endswith("e_score_correction_bias"): torch.nn.init.normal_(b, 0.0, 0.05)
+    model.save_pretrained(out); dtype = getattr(torch, a.scales)
+    for name, w in load_file(out / "model.safetensors").items():
         if w.dim() != 2 or any(part in name for part in NOT_LINEAR): tensors[name] = w.bfloat16() if w.dim() == 2 else w; continue
         codes, scales = quantized(w, a.form, a.block, dtype)
         tensors[name] = codes; tensors[name + ("_scale_inv" if a.form == "block" else "_scale")] = scales
     save_file({k: v.contiguous() for k, v in tensors.items()}, out / "model.safetensors", metadata=dict(format="pt"))
-    config = json.load(open(pathlib.Path(a.fixture) / "config.json")); config["dtype"] = "bfloat16"
-    config["quantization_config"] = quantization_config(a.form, a.block)
-    json.dump(config, open(out / "config.json", "w"), indent=2)
-    ids, found, loss = logits(loaded(out), 0, 2, 16)
-    save_file(dict(input_ids=ids, labels=ids.clone(), logits=found, loss=loss.reshape(1)), out / "reference.safetensors")
-    json.dump(dict(torch=torch.__version__, transformers=transformers.__version__, fixture=pathlib.Path(a.fixture).name, optimizer=dict(name="AdamW", lr=1e-3,
+    written = json.load(open(out / "config.json")); written["dtype"] = "bfloat16"
+    written["quantization_config"] = quantization_config(a.form, a.block)
+    json.dump(written, open(out / "config.json", "w"), indent=2)
+    # The gradients are those of a plain model with the weights that `transformers` dequantised.
+    plain = Model(config).float().train(); plain.load_state_dict(loaded(out).state_dict())
+    ids = torch.randint(3, config.vocab_size, (2, 16))
+    t, scale = reference(plain, dict(input_ids=ids), lambda: dict(labels=ids.clone()), 4)
+    save_file({k: v.contiguous() for k, v in t.items()}, out / "reference.safetensors")
+    json.dump(dict(family=a.family, torch=torch.__version__, transformers=transformers.__version__, gradient_scale=scale, optimizer=dict(name="AdamW", lr=1e-3,
         betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1, clip=None)), open(out / "reference.json", "w"), indent=1)
-    print(f"{out}: {len(tensors)} tensors, loss {loss.item():.6f}")
+    print(f"{out}: {len(tensors)} tensors, loss {t['loss'].item():.6f}")
 
 def load(a):
     folder = pathlib.Path(a.dir); stored = {}
@@ -92,8 +105,8 @@ def load(a):
 def main():
     ap = argparse.ArgumentParser(); sub = ap.add_subparsers(required=True)
     w = sub.add_parser("write"); w.set_defaults(run=write)
-    w.add_argument("out"); w.add_argument("form", choices=["block", "channel", "tensor"]); w.add_argument("fixture")
-    w.add_argument("--block", type=int, nargs=2, default=(128, 128)); w.add_argument("--scales", default="float32")
+    w.add_argument("out"); w.add_argument("form", choices=["block", "channel", "tensor"]); w.add_argument("family", choices=FAMILIES)
+    w.add_argument("--block", type=int, nargs=2, default=(128, 128)); w.add_argument("--scales", default="float32"); w.add_argument("overrides", nargs="*")
     r = sub.add_parser("load"); r.set_defaults(run=load); r.add_argument("dir"); r.add_argument("plain", nargs="?")
     a = ap.parse_args(); a.run(a)
 

@@ -43,11 +43,14 @@ impl DequantizedBytes {
 
     /// Multiplies the elements from `first` on, whose codes are given.
     fn scaled(&self, codes: &[u8], first: usize) -> Result<Vec<f32>, CheckpointError> {
+        if codes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let last = first + codes.len() - 1;
         let Grid { rows, cols, block } = self.grid;
         let [height, width] = self.grid.scales();
         // The place of the first scale of a row among those of all matrices.
         let of_row = |row: usize| (row / rows * height + row % rows / block[0]) * width;
-        let last = first + codes.len().max(1) - 1;
         let needed = match [first / cols, last / cols] {
             [row, end] if row == end => {
                 of_row(row) + first % cols / block[1]..of_row(row) + last % cols / block[1] + 1
@@ -56,15 +59,19 @@ impl DequantizedBytes {
         };
         let scales = self.read_scales(needed.clone())?;
         let mut result = Vec::with_capacity(codes.len());
-        while result.len() < codes.len() {
-            let at = first + result.len();
+        let mut rest = codes;
+        while !rest.is_empty() {
+            let at = first + codes.len() - rest.len();
             let [row, col] = [at / cols, at % cols];
-            let len = (cols - col).min(codes.len() - result.len());
-            let of_row = of_row(row);
-            for (i, code) in codes[result.len()..][..len].iter().enumerate() {
-                let scale = scales[of_row + (col + i) / block[1] - needed.start];
-                result.push(self.numbers[usize::from(*code)] * scale);
-            }
+            // The elements up to the end of the row or of the block have one scale.
+            let len = (cols - col).min(block[1] - col % block[1]).min(rest.len());
+            let scale = scales[of_row(row) + col / block[1] - needed.start];
+            let (part, others) = rest.split_at(len);
+            result.extend(
+                part.iter()
+                    .map(|code| self.numbers[usize::from(*code)] * scale),
+            );
+            rest = others;
         }
         Ok(result)
     }

@@ -66,8 +66,8 @@ impl<'a> Encoder<'a> {
         let grid = form.scaling().grid(&header.shape);
         for rows in header.blocks(self.block) {
             let mut codes = Vec::new();
-            self.for_each(header, rows, &grid, |x, at| {
-                codes.push(e4m3(x * factors[at]))
+            self.for_each(header, rows, &grid, |elements, at| {
+                codes.extend(elements.iter().map(|x| e4m3(x * factors[at])));
             })?;
             write(&codes)?;
         }
@@ -90,9 +90,9 @@ impl<'a> Encoder<'a> {
         let mut amax = vec![0f32; height * width];
         let mut is_finite = true;
         for rows in header.blocks(self.block) {
-            self.for_each(header, rows, &grid, |x, at| {
-                is_finite &= x.is_finite();
-                amax[at] = amax[at].max(x.abs());
+            self.for_each(header, rows, &grid, |elements, at| {
+                is_finite &= elements.iter().all(|x| x.is_finite());
+                amax[at] = elements.iter().fold(amax[at], |most, x| most.max(x.abs()));
             })?;
         }
         if !is_finite {
@@ -104,20 +104,22 @@ impl<'a> Encoder<'a> {
         Ok(factors)
     }
 
-    /// Calls `f` with each element of some rows and the place of its scale.
+    /// Calls `f` with the elements of some rows, those of one scale at a time, and with the place of
+    /// the scale.
     fn for_each(
         &self,
         header: &TensorHeader,
         rows: Range<usize>,
         grid: &Grid,
-        mut f: impl FnMut(f32, usize),
+        mut f: impl FnMut(&[f32], usize),
     ) -> Result<(), CheckpointError> {
         let first = rows.start;
         let data = self.source.read_rows(&header.name, rows)?;
         let [_, width] = grid.scales();
-        for (i, x) in self.rounded(&data).into_iter().enumerate() {
-            let [row, col] = [first + i / grid.cols, i % grid.cols];
-            f(x, row / grid.block[0] * width + col / grid.block[1]);
+        for (row, line) in self.rounded(&data).chunks(grid.cols.max(1)).enumerate() {
+            let of_row = (first + row) / grid.block[0] * width;
+            let parts = line.chunks(grid.block[1]).enumerate();
+            parts.for_each(|(at, elements)| f(elements, of_row + at));
         }
         Ok(())
     }

@@ -265,6 +265,25 @@ fn scales_of_activations_are_left_out() {
 }
 
 #[test]
+fn compressed_tensors_may_have_its_early_key() {
+    let mut random = Random::fresh();
+    let tensors = [
+        codes("w.weight", &[4, 6], &mut random),
+        scales("w.weight_scale", &[4, 1], Dtype::BF16, &mut random),
+    ];
+    let dir = folder(Value::Null, &tensors);
+    let mut config = json!({ "compression_config": compressed(json!({"strategy": "channel"})) });
+    config["compression_config"]["quant_method"] = Value::Null;
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let dir = HfDir::open(dir.path()).unwrap();
+    assert_eq!(dir.tensors().count(), 1);
+    assert_eq!(
+        dir.config()["quantization_config"]["quant_method"],
+        "compressed-tensors"
+    );
+}
+
+#[test]
 fn model_optimizer_may_say_its_method_in_a_file_of_its_own() {
     let mut random = Random::fresh();
     let tensors = [

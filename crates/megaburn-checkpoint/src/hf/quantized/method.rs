@@ -9,6 +9,8 @@ use crate::{error::CheckpointError, hf::json::read_json};
 
 /// The key of `config.json` that says how weights are quantised.
 pub const QUANTIZATION: &str = "quantization_config";
+/// The key of early versions of compressed-tensors.
+const COMPRESSION: &str = "compression_config";
 /// The file in which older versions of TensorRT Model Optimizer say it.
 const MODEL_OPTIMIZER: &str = "hf_quant_config.json";
 
@@ -28,7 +30,8 @@ pub fn check_method(config: &Value) -> Result<(), String> {
     scalings(config).map(|_| ())
 }
 
-/// The content of `config.json`, with that of [`MODEL_OPTIMIZER`] if it says nothing itself.
+/// The content of `config.json`, with the entry under its name of today: early versions of
+/// compressed-tensors called it [`COMPRESSION`], and Model Optimizer has it in a file of its own.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -36,6 +39,11 @@ pub(in crate::hf) fn with_method_of_file(
     mut config: Value,
     folder: &Path,
 ) -> Result<Value, CheckpointError> {
+    let early = config.get_mut(COMPRESSION).map(Value::take);
+    if let Some(Value::Object(mut said)) = early {
+        said.insert("quant_method".into(), json!("compressed-tensors"));
+        config[QUANTIZATION] = said.into();
+    }
     let path = folder.join(MODEL_OPTIMIZER);
     if config[QUANTIZATION].is_null() && path.is_file() {
         let said: Value = read_json(&path)?;

@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use super::{
-    quantized::{Codes, Float8, Found},
+    quantized::{Codes, Float8, Found, FoundTensors},
     tensor::HfTensor,
-    weights::FoundTensors,
 };
 use crate::{dtype, error::CheckpointError, safetensors_file::SafetensorsFile};
 

@@ -8,9 +8,8 @@ use std::{
 use megaburn_torch::pt::{ContiguousBytes, PtFile, StoredTensor};
 
 use super::{
-    quantized::{Codes, Float8, Found},
+    quantized::{Codes, Float8, Found, FoundTensors},
     tensor::HfTensor,
-    weights::FoundTensors,
 };
 use crate::{dtype, error::CheckpointError, tensor_bytes::TensorBytes};
 

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, ffi::OsStr, fs, path::Path};
 use serde::Deserialize;
 
 use super::{
-    INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE, json::read_json, quantized::Found, safetensors,
-    torch, warn_once::warn_once,
+    INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE, json::read_json, quantized::FoundTensors,
+    safetensors, torch, warn_once::warn_once,
 };
 use crate::{
     error::{CheckpointError, IoContext},
@@ -21,9 +21,6 @@ const NO_WEIGHTS: [&str; 5] = [
     "rng_state",
     "training_args",
 ];
-
-/// The tensors of one or several files, by name.
-pub(super) type FoundTensors = BTreeMap<String, Found>;
 
 /// Opens one file.
 type Open = fn(&Path) -> Result<FoundTensors, CheckpointError>;

@@ -5,8 +5,8 @@ use std::{ops::Range, path::Path};
 use burn::tensor::DType;
 
 use super::{
+    found::{Codes, Scales},
     scaling::Grid,
-    tensors::{Codes, Scales},
 };
 use crate::{cast, error::CheckpointError, tensor_bytes::TensorBytes};
 
@@ -21,22 +21,18 @@ pub(super) struct DequantizedBytes {
     scales: Scales,
     grid: Grid,
     dtype: DType,
-    /// The numbers that codes stand for.
-    numbers: [f32; 256],
     cast: cast::Copy,
 }
 
 impl DequantizedBytes {
     /// `None` if `dtype` is no float.
     pub(super) fn new(codes: Codes, scales: Scales, grid: Grid, dtype: DType) -> Option<Self> {
-        let numbers = codes.format.numbers();
         let cast = cast::copy(DType::F32, dtype)?;
         Some(Self {
             codes,
             scales,
             grid,
             dtype,
-            numbers,
             cast,
         })
     }
@@ -58,6 +54,7 @@ impl DequantizedBytes {
             [row, end] => of_row(row)..of_row(end) + width,
         };
         let scales = self.read_scales(needed.clone())?;
+        let numbers = self.codes.format.numbers();
         let mut result = Vec::with_capacity(codes.len());
         let mut rest = codes;
         while !rest.is_empty() {
@@ -67,10 +64,7 @@ impl DequantizedBytes {
             let len = (cols - col).min(block[1] - col % block[1]).min(rest.len());
             let scale = scales[of_row(row) + col / block[1] - needed.start];
             let (part, others) = rest.split_at(len);
-            result.extend(
-                part.iter()
-                    .map(|code| self.numbers[usize::from(*code)] * scale),
-            );
+            result.extend(part.iter().map(|code| numbers[usize::from(*code)] * scale));
             rest = others;
         }
         Ok(result)

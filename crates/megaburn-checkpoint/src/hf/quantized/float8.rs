@@ -3,6 +3,8 @@
 //! Sources: "FP8 Formats for Deep Learning" (Micikevicius et al., 2022) for E4M3 and E5M2; OCP
 //! Microscaling Formats 1.0 (2023) for E8M0.
 
+use std::sync::LazyLock;
+
 use burn::tensor::f16;
 use megaburn_torch as torch;
 use safetensors::Dtype;
@@ -58,7 +60,19 @@ impl Float8 {
     }
 
     /// The numbers that the codes 0 to 255 stand for.
-    pub(super) fn numbers(self) -> [f32; 256] {
+    pub(super) fn numbers(self) -> &'static [f32; 256] {
+        type Numbers = LazyLock<[f32; 256]>;
+        static E4M3: Numbers = LazyLock::new(|| Float8::E4m3.computed());
+        static E5M2: Numbers = LazyLock::new(|| Float8::E5m2.computed());
+        static E8M0: Numbers = LazyLock::new(|| Float8::E8m0.computed());
+        match self {
+            Self::E4m3 => &E4M3,
+            Self::E5m2 => &E5M2,
+            Self::E8m0 => &E8M0,
+        }
+    }
+
+    fn computed(self) -> [f32; 256] {
         std::array::from_fn(|code| self.number(code as u8))
     }
 

@@ -1,7 +1,7 @@
 //! Turns the tensors of files into those that are read: FP8 weights and their scales become one
 //! tensor of floats.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use burn::tensor::DType;
 use serde_json::Value;
@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::{
     bytes::DequantizedBytes,
     float8::Float8,
+    found::{Codes, Found, FoundTensors, Scales},
     method::{Scalings, scalings},
     scaling::Scaling,
 };
@@ -18,40 +19,7 @@ use crate::{
         tensor::{HfTensor, Tensors},
         warn_once::warn_once,
     },
-    tensor_bytes::TensorBytes,
 };
-
-/// A tensor of a file.
-#[derive(Clone, Debug)]
-pub(in crate::hf) enum Found {
-    /// Its elements are read as they are.
-    Plain(HfTensor),
-    /// It has FP8 codes.
-    Codes(Codes),
-    /// Its elements are of a type with this name, which is not read.
-    Unreadable {
-        dtype: String,
-        bytes: Arc<dyn TensorBytes>,
-    },
-}
-
-/// A tensor of FP8 codes, of one byte each.
-#[derive(Clone, Debug)]
-pub(in crate::hf) struct Codes {
-    pub(in crate::hf) format: Float8,
-    pub(in crate::hf) shape: Vec<usize>,
-    pub(in crate::hf) bytes: Arc<dyn TensorBytes>,
-    /// The place of the first code.
-    pub(in crate::hf) start: u64,
-}
-
-/// The scales of a tensor.
-#[derive(Debug)]
-pub(super) enum Scales {
-    Floats(HfTensor),
-    /// Powers of two, in E8M0.
-    Codes(Codes),
-}
 
 /// The tensors of a folder that can be read.
 #[derive(Debug, Default)]
@@ -86,7 +54,7 @@ const OF_ACTIVATIONS: [&str; 9] = [
 pub(in crate::hf) fn readable(
     path: &Path,
     config: &Value,
-    mut found: BTreeMap<String, Found>,
+    mut found: FoundTensors,
 ) -> Result<Readable, CheckpointError> {
     let mut result = Readable::default();
     let is_plain = found.values().all(|found| matches!(found, Found::Plain(_)));
@@ -216,7 +184,7 @@ fn dtype_of(config: &Value) -> DType {
 
 /// Leaves out the scales of activations, which a line names: megaburn computes these itself, if a run
 /// quantises them at all.
-fn leave_out_activations(path: &Path, found: &mut BTreeMap<String, Found>) {
+fn leave_out_activations(path: &Path, found: &mut FoundTensors) {
     let is_left_out = |name: &str| {
         let last = name.rsplit('.').next().unwrap_or(name);
         OF_ACTIVATIONS.contains(&last)

@@ -129,6 +129,11 @@ impl HfDir {
         &self.config
     }
 
+    /// Whether some weights are stored in FP8.
+    pub fn has_fp8(&self) -> bool {
+        !self.wide.is_empty()
+    }
+
     /// All tensors, sorted by name.
     pub fn tensors(&self) -> impl Iterator<Item = TensorHeader> {
         self.tensors

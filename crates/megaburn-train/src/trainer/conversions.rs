@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// What a checkpoint holds in another form than the run that resumes from it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conversions {
     /// The layout and the ZeRO stage that wrote the checkpoint, if they are not the run's.
     pub layout: Option<String>,

@@ -113,7 +113,7 @@ fn cut(all: &[f32], cols: usize, rows: Range<usize>, columns: Range<usize>) -> V
 #[case::channel(compressed(json!({"strategy": "channel"})), "w.weight_scale", [131, 1], [1, 259], Dtype::F32)]
 #[case::group(compressed(json!({"strategy": "group", "group_size": 37})), "w.weight_scale", [131, 7], [1, 37], Dtype::F32)]
 #[case::block(
-    compressed(json!({"strategy": "block", "block_structure": [64, 128]})),
+    compressed(json!({"strategy": "block", "block_structure": "64x128"})),
     "w.weight_scale", [3, 3], [64, 128], Dtype::F32
 )]
 #[case::facebook(json!({"quant_method": "fbgemm_fp8"}), "w.weight_scale", [131, 1], [1, 259], Dtype::F32)]

@@ -139,10 +139,18 @@ fn model_optimizer(said: &Value) -> Result<Scalings, String> {
     }
 }
 
-/// Rows and columns of a block.
+/// Rows and columns of a block: `[128, 128]`, or `"128x128"` as in some versions of
+/// compressed-tensors.
 fn block_size(said: &Value) -> Result<[usize; 2], String> {
-    let sizes = said.as_array().into_iter().flatten();
-    let sizes: Vec<_> = sizes.filter_map(Value::as_u64).collect();
+    let sizes: Vec<u64> = match said {
+        Value::String(text) => text.split('x').flat_map(str::parse).collect(),
+        _ => said
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_u64)
+            .collect(),
+    };
     match *sizes.as_slice() {
         [tall, wide] if tall > 0 && wide > 0 => Ok([tall as usize, wide as usize]),
         _ => Err(format!(

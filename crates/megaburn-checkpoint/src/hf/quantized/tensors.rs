@@ -86,7 +86,9 @@ pub(in crate::hf) fn readable(
             why,
         };
         let scalings = scalings.as_ref().ok_or_else(|| {
-            refuse("config.json has no `quantization_config`, which says how it is scaled".into())
+            let why = "config.json has no `quantization_config`, which says how it is scaled: use \
+                the one that the model was published with";
+            refuse(why.into())
         })?;
         let ends = SCALES.map(|end| format!("{name}{end}"));
         let scales = ends
@@ -95,7 +97,7 @@ pub(in crate::hf) fn readable(
         let (of, scales) = scales.ok_or_else(|| {
             let [a, b] = &ends;
             refuse(format!(
-                "it has no scales: there is neither `{a}` nor `{b}`"
+                "it has no scales: there is neither `{a}` nor `{b}`; get all files of the model"
             ))
         })?;
         for (dtype, tensors) in [(dtype, &mut result.tensors), (DType::F32, &mut result.wide)] {

@@ -13,6 +13,15 @@ use crate::{
     trainer::{Trainer, amax_histories::SavedAmaxes, stats::world_max},
 };
 
+/// How the matrices whose largest magnitudes a checkpoint has differ from those of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResumedAmaxes {
+    /// The number of matrices of the checkpoint that the run does not scale by them.
+    pub dropped: usize,
+    /// The number of matrices of the run that the checkpoint does not have.
+    pub missing: usize,
+}
+
 impl Trainer {
     /// Ends a step of delayed scaling: the scales of the next step are derived from the largest
     /// magnitudes of this one and those before. A step without an update changes no scale, because
@@ -53,12 +62,31 @@ impl Trainer {
         }
     }
 
-    /// Continues with the magnitudes of a checkpoint.
-    pub(super) fn resume_amaxes(&mut self, saved: SavedAmaxes) {
-        if self.delays_scales() {
-            self.amax_histories = self.amax_histories.clone().with(saved);
-            self.derive_scales(&delayed_amaxes(self.model_in_flight()));
+    /// Continues with the magnitudes of a checkpoint, those of the matrices of this run.
+    ///
+    /// # Collective
+    /// All ranks with delayed scaling: the names of matrices.
+    pub(super) fn resume_amaxes(
+        &mut self,
+        mut saved: SavedAmaxes,
+    ) -> Result<ResumedAmaxes, TrainError> {
+        let of_checkpoint = saved.len();
+        if !self.delays_scales() {
+            return Ok(ResumedAmaxes {
+                dropped: of_checkpoint,
+                missing: 0,
+            });
         }
+        let own = delayed_amaxes(self.model_in_flight());
+        let names = self.names_of_matrices(own.keys())?;
+        saved.retain(|name, _| names.binary_search(name).is_ok());
+        let resumed = ResumedAmaxes {
+            dropped: of_checkpoint - saved.len(),
+            missing: names.len() - saved.len(),
+        };
+        self.amax_histories = self.amax_histories.clone().with(saved);
+        self.derive_scales(&own);
+        Ok(resumed)
     }
 
     /// Begins a step whose loss is multiplied by a factor. The magnitudes of gradients in the

@@ -67,7 +67,8 @@ use hybrid_context::HybridContext;
 use schedules::Schedules;
 
 pub(crate) use amax_histories::SavedAmaxes;
-pub use conversions::Conversions;
+pub use conversions::{Conversions, LossScaleConversion};
+pub use delayed_scales::ResumedAmaxes;
 pub use resume::Resumed;
 pub(crate) use resume::read_state;
 pub(crate) use save::{ImportedFrom, TrainerState};

@@ -150,6 +150,7 @@ impl TrainLoop<'_> {
         self.pulse.beat();
         if let Some(report) = &mut self.report {
             report.step(&metrics)?;
+            report.precision(self.config, self.trainer.model_config(), &metrics);
         }
         let train = &self.config.train;
         if due(metrics.step, train.check_replicas_interval) {

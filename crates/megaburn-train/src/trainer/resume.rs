@@ -240,6 +240,7 @@ impl Trainer {
             loss_scaler,
             last_load,
             amaxes,
+            fallbacks,
             eval_losses,
             imported,
             ..
@@ -258,6 +259,7 @@ impl Trainer {
             mine.resume(&saved);
         }
         self.progress = progress;
+        self.resume_precision(fallbacks);
         self.resume_amaxes(amaxes);
         self.imported = imported;
         if self.groups.is_main() {

@@ -79,8 +79,8 @@ pub use encoder_rows::EncoderRows;
 pub use error::ParallelError;
 pub use kv_cache::{KvCache, Packed};
 pub use linear::{
-    LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope, QuantizedLayer, ReplicatedLinear,
-    ReplicatedLinearConfig, Split,
+    LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope, QuantizedLayer,
+    ReplicatedLinear, ReplicatedLinearConfig, Split,
 };
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{

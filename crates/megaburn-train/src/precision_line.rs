@@ -71,7 +71,11 @@ fn describe_phase(
 
 /// What the console says about a step's precision: layers that fall back or no longer do, and the
 /// largest shares that were lost.
-pub(crate) fn describe_step(config: &TrainConfig, step: u64, found: &PrecisionMetrics) -> Vec<String> {
+pub(crate) fn describe_step(
+    config: &TrainConfig,
+    step: u64,
+    found: &PrecisionMetrics,
+) -> Vec<String> {
     let dtype = config.train.dtype;
     let begun = found.fallbacks.iter().map(|fallback| {
         let FallbackMetrics {
@@ -98,7 +102,10 @@ pub(crate) fn describe_step(config: &TrainConfig, step: u64, found: &PrecisionMe
         largest(found, "saturated", |matrix| matrix.saturated),
         largest(found, "underflowed", |matrix| matrix.underflowed),
     ];
-    begun.chain(ended).chain(lost.into_iter().flatten()).collect()
+    begun
+        .chain(ended)
+        .chain(lost.into_iter().flatten())
+        .collect()
 }
 
 /// The matrix with the largest share of lost elements, if its layers were measured.
@@ -114,12 +121,15 @@ fn largest(
             gradient,
         } = matrices;
         let all = [("input", input), ("weight", weight), ("gradient", gradient)];
-        let of = move |(matrix, found): (_, &Option<_>)| Some((layer, matrix, share(found.as_ref()?)));
+        let of =
+            move |(matrix, found): (_, &Option<_>)| Some((layer, matrix, share(found.as_ref()?)));
         all.into_iter().filter_map(of)
     });
     let (layer, matrix, share) = matrices.max_by(|a, b| a.2.total_cmp(&b.2))?;
     let share = percent(share);
-    Some(format!("at most {share} of a matrix {what}: the {matrix} of {layer}"))
+    Some(format!(
+        "at most {share} of a matrix {what}: the {matrix} of {layer}"
+    ))
 }
 
 fn percent(share: f64) -> String {
@@ -166,7 +176,10 @@ mod tests {
         let [before, at] = [8, 9].map(|step| describe_change(&config, &model, step));
         assert_eq!(before, None);
         let at = at.unwrap();
-        assert!(at.starts_with("from step 9: mxfp8: attention and MLPs of 4 of 4"), "{at}");
+        assert!(
+            at.starts_with("from step 9: mxfp8: attention and MLPs of 4 of 4"),
+            "{at}"
+        );
     }
 
     #[test]

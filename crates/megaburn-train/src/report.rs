@@ -136,10 +136,9 @@ impl<'a> Reporter<'a> {
             console.line(format!("epochs   {}", all.join(", ")));
         }
         for SourceReading { path, packing, .. } in reading {
-            let of = if several {
-                format!("{path}: ")
-            } else {
-                String::new()
+            let of = match several {
+                true => format!("{path}: "),
+                false => String::new(),
             };
             if let Some(packing) = packing {
                 console.line(format!("packing  {of}{packing}"));

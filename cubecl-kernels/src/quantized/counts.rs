@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 
 use super::amax::AmaxSource;
 use super::operands::{Quantization, QuantizedOps};
@@ -74,7 +74,9 @@ impl LinearQuantization {
             MatrixRole::Input | MatrixRole::Gradient => SummedDim::Cols,
         };
         let how = self.of(role, summed);
-        let limit = amax.filter(|_| is_delayed).map(|amax| limit::<B>(amax, how));
+        let limit = amax
+            .filter(|_| is_delayed)
+            .map(|amax| limit::<B>(amax, how));
         let x: Tensor<2> = B::wrap(x.clone());
         let [rows, cols] = x.dims();
         let found = (0..rows).step_by(ROWS).map(|first| {
@@ -97,20 +99,21 @@ fn counts_of_part<B: QuantizedOps>(
 ) -> Tensor<1> {
     let quantized = numbers::<B>(x.clone(), amax.cloned(), how);
     let underflowed = num_nonzero(x.clone()) - num_nonzero(quantized);
-    let magnitudes = x.cast(DType::F32).abs();
+    let magnitudes = x.cast(FloatDType::F32).abs();
     let saturated = match limit {
         Some(limit) => {
             let above = magnitudes.clone().greater(limit.clone().unsqueeze());
-            above.int().sum().float().cast(DType::F32)
+            above.int().sum().cast(FloatDType::F32)
         }
         None => underflowed.zeros_like(),
     };
     Tensor::cat(vec![saturated, underflowed, magnitudes.max()], 0)
 }
 
-/// The number of elements that are not zero, `[1]`. Sums of integers are exact.
+/// The number of elements that are not zero, `[1]`. Unlike sums of numbers, those of integers are
+/// exact.
 fn num_nonzero(x: Tensor<2>) -> Tensor<1> {
-    x.not_equal_elem(0).int().sum().float().cast(DType::F32)
+    x.not_equal_elem(0).int().sum().cast(FloatDType::F32)
 }
 
 /// The largest number that elements can stand for, `[1]`: that of an element which is too large.
@@ -130,7 +133,9 @@ fn numbers<B: QuantizedOps>(
 ) -> Tensor<2> {
     let found = B::quantize_matrix(B::unwrap(x), amax, how);
     let operand = found.rows.or(found.cols);
-    B::wrap(B::numbers_of(operand.expect("one dimension is summed over")))
+    B::wrap(B::numbers_of(
+        operand.expect("one dimension is summed over"),
+    ))
 }
 
 /// The counts of two parts of a matrix.

@@ -3,8 +3,8 @@
 use burn::tensor::{Tensor, TensorData};
 use megaburn_collective::Group;
 use megaburn_kernels::{
-    LinearOptions, LinearQuantization, MatrixRole, QuantizationRecipe, Scaling, SmallFloat, WeightSpan,
-    quantized_linear,
+    LinearOptions, LinearQuantization, MatrixRole, QuantizationRecipe, Scaling, SmallFloat,
+    WeightSpan, quantized_linear,
 };
 use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 use megaburn_parallel::{

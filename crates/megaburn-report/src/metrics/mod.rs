@@ -11,9 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 pub use experts::ExpertMetrics;
 pub use journal::Journal;
-pub use precision::{
-    FallbackMetrics, LayerQuantization, MatrixQuantization, PrecisionMetrics,
-};
+pub use precision::{FallbackMetrics, LayerQuantization, MatrixQuantization, PrecisionMetrics};
 pub use reader::read_metrics;
 pub use writer::{EvaluatedStep, FoundLines, MetricsWriter, OTHER_LINES};
 

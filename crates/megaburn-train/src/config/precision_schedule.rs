@@ -91,9 +91,11 @@ impl PrecisionConfig {
         let mut last = 1;
         for PrecisionPhaseConfig { from_step, .. } in &self.schedule {
             let rule = match last {
-                1 => "a list of phases with from_step 2 or more: precision.recipe is the recipe of \
+                1 => {
+                    "a list of phases with from_step 2 or more: precision.recipe is the recipe of \
                     step 1"
-                    .to_string(),
+                        .to_string()
+                }
                 last => format!(
                     "a list of phases in the order of their steps: from_step {} or more after \
                     {last}",
@@ -143,23 +145,31 @@ mod tests {
     use crate::config::{ConfigLayers, PrecisionRecipe, TrainConfig};
 
     fn loaded(text: &str, layout: &str) -> Result<TrainConfig, String> {
-        let layers = ConfigLayers::new().with_text("p.toml", text).unwrap();
-        let config = layers.with_layout(layout).unwrap().load();
-        let config = config.map_err(|error| error.to_string())?;
-        let checked = config.layout(None);
-        checked.map_err(|error| error.to_string())?;
-        Ok(config)
+        let layers = ConfigLayers::new().with_text("p.toml", text);
+        let layers = layers.and_then(|layers| layers.with_layout(layout));
+        let checked = layers.and_then(|layers| {
+            let config = layers.load()?;
+            config.layout(None)?;
+            Ok(config)
+        });
+        checked.map_err(|error| error.to_string())
     }
 
     #[rstest]
-    #[case("from_step = 1\nrecipe = \"mxfp8\"", "a list with from_step 1: it must be a list of phases with from_step 2 or more")]
+    #[case(
+        "from_step = 1\nrecipe = \"mxfp8\"",
+        "a list with from_step 1: it must be a list of phases with from_step 2 or more"
+    )]
     #[case(
         "from_step = 9\nrecipe = \"mxfp8\"\n[[precision.schedule]]\nfrom_step = 9\nrecipe = \"bf16\"",
         "a list with from_step 9: it must be a list of phases in the order of their steps: from_step 10 or more after 9"
     )]
     #[case("from_step = 9\nrecipe = \"fp8\"", "unknown variant `fp8`")]
     #[case("from_step = 9", "missing field `recipe`")]
-    #[case("from_step = 9\nrecipe = \"bf16\"\nmargin = 3", "unknown field `margin`")]
+    #[case(
+        "from_step = 9\nrecipe = \"bf16\"\nmargin = 3",
+        "unknown field `margin`"
+    )]
     #[case(
         "from_step = 9\nrecipe = \"blockwise\"",
         "`precision.schedule` is a list with recipe blockwise from step 9: it must be a list with \
@@ -194,7 +204,10 @@ mod tests {
             let quantised = |block: &usize| of_step.of_block(*block, 4).is_some();
             (0..4).filter(quantised).collect::<Vec<_>>()
         };
-        assert_eq!([2, 4, 5].map(layers_of), [vec![], vec![0, 1], vec![1, 2, 3]]);
+        assert_eq!(
+            [2, 4, 5].map(layers_of),
+            [vec![], vec![0, 1], vec![1, 2, 3]]
+        );
         let all = precision.of_all_phases();
         assert!((0..4).all(|block| all.of_block(block, 4).is_some()));
     }

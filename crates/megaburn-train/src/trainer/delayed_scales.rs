@@ -34,7 +34,8 @@ impl Trainer {
         }
         let layers = self.names_of_layers()?;
         let quantized = layers.iter().filter(|it| self.precision_of(it).is_some());
-        let matrices: Vec<(String, MatrixRole)> = quantized.flat_map(|it| matrices_of(it)).collect();
+        let matrices: Vec<(String, MatrixRole)> =
+            quantized.flat_map(|it| matrices_of(it)).collect();
         let of = |name: &String| f64::from(current.get(name).copied().unwrap_or(0.0));
         let own: Vec<f64> = matrices.iter().map(|(name, _)| of(name)).collect();
         let all = world_max(&self.groups, &own)?;

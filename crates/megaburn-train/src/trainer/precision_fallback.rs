@@ -147,7 +147,9 @@ fn largest_excess(config: &PrecisionFallbackConfig, layer: &LayerQuantization) -
         };
         [
             of("saturated", config.max_saturated_share, |it| it.saturated),
-            of("underflowed", config.max_underflow_share, |it| it.underflowed),
+            of("underflowed", config.max_underflow_share, |it| {
+                it.underflowed
+            }),
         ]
     });
     let above = all.flatten().filter(|cause| cause.value > cause.bound);
@@ -212,7 +214,10 @@ mod tests {
         assert_eq!((state.ended(23).len(), state.ended(24).len()), (0, 1));
         let (found, state) = decide(30, 0.0, 0.6);
         let [again] = found.try_into().unwrap();
-        assert_eq!((again.cause.as_str(), again.until_step), ("underflowed", 38));
+        assert_eq!(
+            (again.cause.as_str(), again.until_step),
+            ("underflowed", 38)
+        );
         assert_eq!(state.layers_at(38), BTreeSet::from(["a".to_string()]));
         assert!(state.layers_at(39).is_empty());
         // What is saved decides as what was not interrupted.
@@ -230,7 +235,10 @@ mod tests {
         let mut fallbacks = Fallbacks::default();
         let mut decide = |step, loss| {
             let found = fallbacks.decide(&config, step, loss, &names(), None);
-            found.into_iter().map(|it| (it.layer, it.bound)).collect::<Vec<_>>()
+            found
+                .into_iter()
+                .map(|it| (it.layer, it.bound))
+                .collect::<Vec<_>>()
         };
         // There are not enough steps yet.
         assert_eq!(decide(1, 9.0), []);

@@ -189,3 +189,49 @@ impl Trainer {
 fn is_due(step: u64, interval: u64) -> bool {
     interval > 0 && step.is_multiple_of(interval)
 }
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use crate::trainer::testing::{poison, trainers};
+
+    /// A weight with an element that is much larger than in the steps before saturates: all ranks know,
+    /// also those that do not have it.
+    #[rstest]
+    fn a_weight_that_grows_lets_its_layer_fall_back(#[values("tp2", "pp2")] layout: &str) {
+        let sets = [
+            "precision.recipe=delayed",
+            "precision.margin=2",
+            "precision.fallback.max_saturated_share=0.001",
+            "precision.fallback.interval=1",
+            "precision.fallback.num_steps=1",
+        ];
+        let ranks = trainers(&sets, layout, |mut trainer| {
+            let mut steps = vec![trainer.step()?, trainer.step()?];
+            if trainer.groups.world.rank() == 1 {
+                poison(&mut trainer, "blocks.1.mlp.down.weight", 100.0);
+            }
+            steps.extend([trainer.step()?, trainer.step()?, trainer.step()?]);
+            let of = |step: megaburn_report::metrics::StepMetrics| step.precision.unwrap();
+            Ok(steps.into_iter().map(of).collect::<Vec<_>>())
+        });
+        assert_eq!(ranks[0], ranks[1]);
+        let of_layer = |step: usize| {
+            let fallbacks = ranks[0][step - 1].fallbacks.iter();
+            fallbacks
+                .filter(|it| it.layer == "blocks.1.mlp.down")
+                .collect::<Vec<_>>()
+        };
+        assert!(
+            [1, 2, 4, 5]
+                .into_iter()
+                .all(|step| of_layer(step).is_empty())
+        );
+        let [found] = of_layer(3).try_into().unwrap();
+        assert_eq!(found.matrix.as_deref(), Some("weight"));
+        assert_eq!((found.value, found.until_step), (1.0 / (32.0 * 16.0), 4));
+        let ended = &ranks[0][3].ended_fallbacks;
+        assert!(ended.contains(&found.layer), "{ended:?}");
+    }
+}

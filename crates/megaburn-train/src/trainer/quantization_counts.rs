@@ -41,7 +41,9 @@ impl Trainer {
     ///
     /// # Collective
     /// All ranks: twelve numbers per layer.
-    pub(super) fn read_counts(&mut self) -> Result<BTreeMap<String, LayerQuantization>, TrainError> {
+    pub(super) fn read_counts(
+        &mut self,
+    ) -> Result<BTreeMap<String, LayerQuantization>, TrainError> {
         let names = self.names_of_layers()?;
         let layers = self.own_layers();
         let mut places = Vec::new();

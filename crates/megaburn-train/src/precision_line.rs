@@ -7,7 +7,7 @@ use megaburn_report::{
     metrics::{FallbackMetrics, LayerQuantization, MatrixQuantization, PrecisionMetrics},
 };
 
-use crate::config::{PrecisionConfig, TrainConfig};
+use crate::config::{Dtype, PrecisionConfig, TrainConfig};
 
 /// The console's description of a run's quantised products in a step, and of later changes; `None` if
 /// it has none.
@@ -22,7 +22,7 @@ pub(crate) fn describe(config: &TrainConfig, model: &DecoderConfig, step: u64) -
     Some(now + &later.collect::<String>())
 }
 
-/// The description of the phase that a step begins, except in the first step of a run.
+/// The description of the phase that a step begins, except the first step of a run.
 pub(crate) fn describe_change(
     config: &TrainConfig,
     model: &DecoderConfig,
@@ -31,7 +31,7 @@ pub(crate) fn describe_change(
     let phases = config.precision.phases();
     let (_, precision) = phases.iter().skip(1).find(|(from, _)| *from == step)?;
     let what = describe_phase(config, precision, model);
-    Some(format!("from step {step}: {what}"))
+    Some(format!("from step {step} {what}"))
 }
 
 fn describe_phase(
@@ -77,7 +77,7 @@ pub(crate) fn describe_step(
     found: &PrecisionMetrics,
 ) -> Vec<String> {
     let dtype = config.train.dtype;
-    let begun = found.fallbacks.iter().map(|fallback| {
+    let begun = found.fallbacks.iter().filter_map(|fallback| {
         let FallbackMetrics {
             layer,
             matrix,
@@ -86,15 +86,14 @@ pub(crate) fn describe_step(
             bound,
             until_step,
         } = fallback;
-        let why = match matrix {
-            Some(matrix) => format!(
-                "{} of its {matrix} {cause} in step {step}, more than {}",
-                percent(*value),
-                percent(*bound)
-            ),
-            None => format!("the {cause} of step {step} is {value:.4}, more than {bound:.4}"),
-        };
-        format!("{layer} is computed in {dtype} up to step {until_step}: {why}")
+        let [value, bound] = [value, bound].map(|share| percent(*share));
+        let why = format!(
+            "{value} of its {} {cause} in step {step}, more than {bound}",
+            matrix.as_ref()?
+        );
+        Some(format!(
+            "{layer} is computed in {dtype} up to step {until_step}: {why}"
+        ))
     });
     let ended = found.ended_fallbacks.iter();
     let ended = ended.map(|layer| format!("{layer} no longer falls back to {dtype}"));
@@ -103,9 +102,26 @@ pub(crate) fn describe_step(
         largest(found, "underflowed", |matrix| matrix.underflowed),
     ];
     begun
+        .chain(spike_line(dtype, step, found))
         .chain(ended)
         .chain(lost.into_iter().flatten())
         .collect()
+}
+
+/// The line after a spike of the loss, if layers fell back because of it.
+fn spike_line(dtype: Dtype, step: u64, found: &PrecisionMetrics) -> Option<String> {
+    let of_spike: Vec<&FallbackMetrics> = found
+        .fallbacks
+        .iter()
+        .filter(|it| it.matrix.is_none())
+        .collect();
+    let FallbackMetrics { value, bound, .. } = of_spike.first()?;
+    let until = of_spike.iter().map(|it| it.until_step).max()?;
+    let layers = of_spike.len();
+    Some(format!(
+        "{layers} layers are computed in {dtype}, up to step {until} at the longest: the loss of step \
+        {step} is {value:.4}, more than {bound:.4}"
+    ))
 }
 
 /// The matrix with the largest share of lost elements, if its layers were measured.
@@ -177,7 +193,7 @@ mod tests {
         assert_eq!(before, None);
         let at = at.unwrap();
         assert!(
-            at.starts_with("from step 9: mxfp8: attention and MLPs of 4 of 4"),
+            at.starts_with("from step 9 mxfp8: attention and MLPs of 4 of 4"),
             "{at}"
         );
     }
@@ -221,13 +237,22 @@ mod tests {
                     bound: 3.5,
                     until_step: 30,
                 },
+                FallbackMetrics {
+                    layer: "c".into(),
+                    matrix: None,
+                    cause: "loss".into(),
+                    value: 4.0,
+                    bound: 3.5,
+                    until_step: 25,
+                },
             ],
             ended_fallbacks: vec!["c".into()],
         };
         let expected = [
             "a is computed in f32 up to step 30: 25.0% of its input saturated in step 20, more than \
             1.00%",
-            "b is computed in f32 up to step 30: the loss of step 20 is 4.0000, more than 3.5000",
+            "2 layers are computed in f32, up to step 30 at the longest: the loss of step 20 is \
+            4.0000, more than 3.5000",
             "c no longer falls back to f32",
             "at most 25.0% of a matrix saturated: the input of a",
             "at most 12.5% of a matrix underflowed: the gradient of a",

@@ -162,25 +162,34 @@ fn distance(found: &PrecisionMetrics, expected: &PrecisionMetrics) -> [f64; 2] {
     largest
 }
 
-/// Every layout measures what one rank does, and a measurement changes no number.
+/// Every layout measures what one rank does, and a measurement changes no number. With a margin of 13
+/// many elements underflow.
 #[rstest]
-fn every_layout_measures_what_one_rank_does(
-    #[values("tensorwise", "delayed", "mxfp8")] recipe: &str,
-) {
+fn every_layout_measures_what_one_rank_does(#[values("delayed", "mxfp8")] recipe: &str) {
     let recipe = format!("precision.recipe={recipe}");
+    let recipe = [recipe.as_str(), "precision.margin=13"];
     let measured = |sets: &[&str], layout: &str| {
-        let sets = [&[recipe.as_str(), "precision.log_interval=2"], sets].concat();
+        let sets = [&recipe, &["precision.log_interval=2"][..], sets].concat();
         steps(&sets, layout, 2, None)
     };
-    let plain = numbers(&steps(&[&recipe], "tp1", 2, None));
+    let plain = numbers(&steps(&recipe, "tp1", 2, None));
     let one = measured(&[], "tp1");
     assert_eq!(numbers(&one), plain);
     assert_eq!(one[0].precision, None);
     let long = &["data.seq_len=128"];
     let long_one = measured(long, "tp1");
     let layers = |steps: &[StepMetrics]| steps[1].precision.clone().unwrap();
-    let has_lost = |found: &LayerQuantization| found.input.as_ref().unwrap().underflowed > 0.0;
-    assert!(layers(&one).layers.values().any(has_lost));
+    let lost = |found: &LayerQuantization| found.input.as_ref().unwrap().underflowed;
+    let largest = layers(&one).layers.values().map(lost).fold(0.0, f64::max);
+    assert!(
+        largest
+            > if recipe[0].ends_with("delayed") {
+                0.1
+            } else {
+                0.0
+            },
+        "{largest}"
+    );
     for (sets, layout, expected) in [
         (&[][..], "tp2-sp", &one),
         (&["parallel.schedule=zb-h1"], "pp2", &one),
@@ -192,10 +201,10 @@ fn every_layout_measures_what_one_rank_does(
         (long, "cp2", &long_one),
     ] {
         let found = distance(&layers(&measured(sets, layout)), &layers(expected));
-        // Where numbers are rounded the other way (see `layouts.rs`), those after them differ a little.
+        // The gradient of the first query is zero, or with context parallelism zero up to rounding.
         assert!(
-            found[0] < 2e-3 && found[1] < 2e-2,
-            "{recipe}, {layout}: {found:?}"
+            found[0] < 1e-2 && found[1] < 2e-2,
+            "{recipe:?}, {layout}: {found:?}"
         );
     }
 }

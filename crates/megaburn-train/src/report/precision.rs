@@ -7,19 +7,24 @@ use super::Reporter;
 use crate::{config::TrainConfig, precision_line};
 
 impl Reporter<'_> {
-    /// Says what changed in the precision of a step, and what quantisation lost if it was measured.
-    pub(crate) fn precision(
+    /// Says that a phase of `precision.schedule` begins with a step.
+    pub(crate) fn precision_change(
         &mut self,
         config: &TrainConfig,
         model: &DecoderConfig,
-        metrics: &StepMetrics,
+        step: u64,
     ) {
+        if let Some(line) = precision_line::describe_change(config, model, step) {
+            self.console.line(format!("products {line}"));
+        }
+    }
+
+    /// Says which layers fall back after a step, and what quantisation lost if it was measured.
+    pub(crate) fn precision(&mut self, config: &TrainConfig, metrics: &StepMetrics) {
         let Some(found) = &metrics.precision else {
             return;
         };
-        let change = precision_line::describe_change(config, model, metrics.step);
-        let lines = precision_line::describe_step(config, metrics.step, found);
-        for line in change.into_iter().chain(lines) {
+        for line in precision_line::describe_step(config, metrics.step, found) {
             self.console.line(format!("products {line}"));
         }
     }

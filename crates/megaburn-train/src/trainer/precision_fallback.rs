@@ -153,7 +153,11 @@ fn largest_excess(config: &PrecisionFallbackConfig, layer: &LayerQuantization) -
         ]
     });
     let above = all.flatten().filter(|cause| cause.value > cause.bound);
-    above.max_by(|a, b| (a.value / a.bound).total_cmp(&(b.value / b.bound)))
+    let excess = |cause: &Cause| [cause.value / cause.bound, cause.value];
+    above.max_by(|a, b| {
+        let [a, b] = [excess(a), excess(b)];
+        a[0].total_cmp(&b[0]).then(a[1].total_cmp(&b[1]))
+    })
 }
 
 #[cfg(test)]

@@ -124,7 +124,7 @@ fn spike_line(dtype: Dtype, step: u64, found: &PrecisionMetrics) -> Option<Strin
     ))
 }
 
-/// The matrix with the largest share of lost elements, if its layers were measured.
+/// The matrix with the largest share of lost elements, if layers were measured and lost some.
 fn largest(
     found: &PrecisionMetrics,
     what: &str,
@@ -141,7 +141,8 @@ fn largest(
             move |(matrix, found): (_, &Option<_>)| Some((layer, matrix, share(found.as_ref()?)));
         all.into_iter().filter_map(of)
     });
-    let (layer, matrix, share) = matrices.max_by(|a, b| a.2.total_cmp(&b.2))?;
+    let largest = matrices.max_by(|a, b| a.2.total_cmp(&b.2));
+    let (layer, matrix, share) = largest.filter(|(_, _, share)| *share > 0.0)?;
     let share = percent(share);
     Some(format!(
         "at most {share} of a matrix {what}: the {matrix} of {layer}"

@@ -5,10 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{FloatDType, Tensor};
 
-use super::amax::AmaxSource;
 use super::operands::{Quantization, QuantizedOps};
-use super::options::LinearQuantization;
-use super::recipe::{MatrixRole, SummedDim};
+use super::recipe::MatrixRole;
 
 /// The rows that are counted at a time, so that counting needs little memory. It is a multiple of
 /// the rows of every block.
@@ -25,7 +23,7 @@ pub struct MatrixCounts {
     /// is larger than the largest number of the format; the number that underflowed, because they
     /// were not zero and became zero; and the largest magnitude.
     ///
-    /// Nothing saturates where the scale follows the matrix itself ([`AmaxSource::Current`]).
+    /// Nothing saturates where the scale follows the matrix itself ([`AmaxSource::Current`](crate::AmaxSource::Current)).
     pub numbers: Tensor<1>,
     /// The number of all elements.
     pub elements: u64,
@@ -35,6 +33,30 @@ impl QuantizationCounts {
     /// Returns the counts of a matrix and begins new ones; `None` if it was not quantised.
     pub fn take(&self, role: MatrixRole) -> Option<MatrixCounts> {
         self.lock()[role as usize].take()
+    }
+
+    /// Counts the elements of `x`. `amax` is the magnitude that the scale is derived from, which may
+    /// be smaller than those of `x` only if `may_saturate`.
+    pub(super) fn count<B: QuantizedOps>(
+        &self,
+        x: &FloatTensor<B>,
+        amax: Option<&FloatTensor<B>>,
+        how: Quantization,
+        may_saturate: bool,
+    ) {
+        let limit = amax
+            .filter(|_| may_saturate)
+            .map(|amax| limit::<B>(amax, how));
+        let x: Tensor<2> = B::wrap(x.clone());
+        let [rows, cols] = x.dims();
+        let found = (0..rows).step_by(ROWS).map(|first| {
+            let part = x.clone().narrow(0, first, ROWS.min(rows - first));
+            counts_of_part::<B>(part, amax, limit.as_ref(), how)
+        });
+        if let Some(numbers) = found.reduce(together) {
+            let elements = (rows * cols) as u64;
+            self.add(how.role, MatrixCounts { numbers, elements });
+        }
     }
 
     fn add(&self, role: MatrixRole, new: MatrixCounts) {
@@ -50,43 +72,6 @@ impl QuantizationCounts {
 
     fn lock(&self) -> MutexGuard<'_, [Option<MatrixCounts>; 3]> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl LinearQuantization {
-    /// Counts the elements of `x`, if the layer counts. `amax` is the magnitude that the scale is
-    /// derived from.
-    pub(super) fn count<B: QuantizedOps>(
-        &self,
-        role: MatrixRole,
-        x: &FloatTensor<B>,
-        amax: Option<&FloatTensor<B>>,
-    ) {
-        let Some(counts) = &self.counts else {
-            return;
-        };
-        let is_delayed = match self.source(role) {
-            AmaxSource::Current(_) => false,
-            AmaxSource::Delayed(_) => true,
-        };
-        let summed = match role {
-            MatrixRole::Weight => SummedDim::Rows,
-            MatrixRole::Input | MatrixRole::Gradient => SummedDim::Cols,
-        };
-        let how = self.of(role, summed);
-        let limit = amax
-            .filter(|_| is_delayed)
-            .map(|amax| limit::<B>(amax, how));
-        let x: Tensor<2> = B::wrap(x.clone());
-        let [rows, cols] = x.dims();
-        let found = (0..rows).step_by(ROWS).map(|first| {
-            let part = x.clone().narrow(0, first, ROWS.min(rows - first));
-            counts_of_part::<B>(part, amax, limit.as_ref(), how)
-        });
-        if let Some(numbers) = found.reduce(together) {
-            let elements = (rows * cols) as u64;
-            counts.add(role, MatrixCounts { numbers, elements });
-        }
     }
 }
 
@@ -154,7 +139,8 @@ mod tests {
     use super::*;
     use crate::linear::LinearOptions;
     use crate::quantized::{
-        DelayedAmax, QuantizationRecipe, Scaling, SmallFloat, quantized_linear, quantized_numbers,
+        AmaxSource, DelayedAmax, LinearQuantization, QuantizationRecipe, Scaling, SmallFloat,
+        quantized_linear, quantized_numbers,
     };
 
     /// Numbers of very different magnitudes, some of them zero.

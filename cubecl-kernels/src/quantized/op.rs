@@ -169,7 +169,7 @@ impl<T: TensorMetadata, Q> SavedOperand<T, Q> {
 
 impl LinearQuantization {
     /// How a matrix is quantised for the product that sums over `summed`.
-    pub(super) fn of(&self, role: MatrixRole, summed: SummedDim) -> Quantization {
+    fn of(&self, role: MatrixRole, summed: SummedDim) -> Quantization {
         Quantization {
             recipe: self.recipe,
             role,
@@ -184,12 +184,31 @@ impl LinearQuantization {
         needs_amax.then(|| self.source(role).of::<B>(x, B::largest_magnitude))
     }
 
-    pub(super) fn source(&self, role: MatrixRole) -> &AmaxSource {
+    fn source(&self, role: MatrixRole) -> &AmaxSource {
         match role {
             MatrixRole::Input => &self.input,
             MatrixRole::Weight => &self.weight,
             MatrixRole::Gradient => &self.gradient,
         }
+    }
+
+    /// Counts the elements of a matrix that are lost, if the layer counts them. Inputs and gradients are
+    /// quantised along their features, and weights as for the result.
+    fn count<B: QuantizedOps>(
+        &self,
+        role: MatrixRole,
+        x: &FloatTensor<B>,
+        amax: Option<&FloatTensor<B>>,
+    ) {
+        let Some(counts) = &self.counts else {
+            return;
+        };
+        let summed = match role {
+            MatrixRole::Weight => SummedDim::Rows,
+            MatrixRole::Input | MatrixRole::Gradient => SummedDim::Cols,
+        };
+        let is_delayed = matches!(self.source(role), AmaxSource::Delayed(_));
+        counts.count::<B>(x, amax, self.of(role, summed), is_delayed);
     }
 
     /// `q(w)` for the product that sums over a dimension of `[in, out]`. `w` is `[in, out]`, or

@@ -210,7 +210,7 @@ fn lost_elements() -> Result<(), String> {
                     counts: Some(counts.clone()),
                     ..LinearQuantization::new(recipe)
                 };
-                // Small numbers beside large ones, some of which become zero.
+                // Small and large numbers: some of the small ones become zero.
                 let cubes = |data: &TensorData| {
                     let x: Tensor<2> = Tensor::from_data(data.clone(), (device, dtype));
                     x.clone() * x.clone().abs().powf_scalar(7.0)

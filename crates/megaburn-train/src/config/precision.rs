@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     TrainConfig, ineffective_keys::Condition, precision_fallback::PrecisionFallbackConfig,
-    precision_schedule::PrecisionPhaseConfig, require::require,
+    require::require,
 };
 use crate::error::TrainError;
 
@@ -79,6 +79,23 @@ impl Default for PrecisionConfig {
             fallback: PrecisionFallbackConfig::default(),
         }
     }
+}
+
+/// `[[precision.schedule]]`: another recipe from a step on, until the next one of the list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[derive(JsonSchema)]
+pub struct PrecisionPhaseConfig {
+    /// The first step that is computed with it. The first step of a run is step 1.
+    pub from_step: u64,
+    /// As `precision.recipe`.
+    pub recipe: PrecisionRecipe,
+    /// As `precision.num_layers_at_start_in_bf16`, which is the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_layers_at_start_in_bf16: Option<usize>,
+    /// As `precision.num_layers_at_end_in_bf16`, which is the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_layers_at_end_in_bf16: Option<usize>,
 }
 
 /// How the matrices of linear layers are quantised.

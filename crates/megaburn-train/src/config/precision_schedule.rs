@@ -1,32 +1,13 @@
 //! `[[precision.schedule]]`: recipes that follow each other in a run.
 
 use megaburn_models::decoder::Precision;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use super::{
     TrainConfig,
-    precision::{PrecisionConfig, PrecisionRecipe},
+    precision::{PrecisionConfig, PrecisionPhaseConfig, PrecisionRecipe},
     require::require,
 };
 use crate::error::TrainError;
-
-/// `[[precision.schedule]]`: another recipe from a step on, until the next one of the list.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[derive(JsonSchema)]
-pub struct PrecisionPhaseConfig {
-    /// The first step that is computed with it. The first step of a run is step 1.
-    pub from_step: u64,
-    /// As `precision.recipe`.
-    pub recipe: PrecisionRecipe,
-    /// As `precision.num_layers_at_start_in_bf16`, which is the default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub num_layers_at_start_in_bf16: Option<usize>,
-    /// As `precision.num_layers_at_end_in_bf16`, which is the default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub num_layers_at_end_in_bf16: Option<usize>,
-}
 
 /// The key of the list, for messages.
 const KEY: &str = "precision.schedule";

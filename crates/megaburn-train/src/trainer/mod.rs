@@ -26,6 +26,7 @@ mod passes;
 mod place;
 mod precision_fallback;
 mod precision_phases;
+mod precision_state;
 mod qk_clip;
 mod quantization_counts;
 mod replicas;
@@ -67,7 +68,7 @@ use crate::{
 use amax_histories::AmaxHistories;
 use first_times::FirstTimes;
 use hybrid_context::HybridContext;
-use precision_phases::PrecisionPhases;
+use precision_state::PrecisionState;
 use schedules::Schedules;
 
 pub(crate) use amax_histories::SavedAmaxes;
@@ -144,7 +145,7 @@ pub struct Trainer {
     /// The factor of the loss in the current step's gradients.
     loss_factor: f64,
     /// The precision of layers, which may change from step to step.
-    precision: PrecisionPhases,
+    precision: PrecisionState,
     data: Arc<RunData>,
     progress: Progress,
     enqueued: Duration,
@@ -251,7 +252,7 @@ impl Trainer {
             last_load: vec![None; model_config.num_blocks()],
             amax_histories: AmaxHistories::new(&config.precision),
             loss_factor: 1.0,
-            precision: PrecisionPhases::new(&config.precision),
+            precision: PrecisionState::new(&config.precision),
             model: Some(model),
             plan,
             model_config,

@@ -1,4 +1,4 @@
-//! The precision of each layer in each step: by the schedule, and less where it falls back.
+//! Sets the precision of each layer before each step, by the schedule and by what falls back.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,34 +11,6 @@ use crate::{
     error::TrainError,
     trainer::{Trainer, precision_fallback::Fallbacks},
 };
-
-/// What determines the precision of layers in a run, and what it is now.
-#[derive(Debug)]
-pub(super) struct PrecisionPhases {
-    pub(super) fallbacks: Fallbacks,
-    /// The first step of the phase that the layers are in, with its precision.
-    current: (u64, PrecisionConfig),
-    /// The layers that fall back now.
-    held: BTreeSet<String>,
-    /// Whether the elements that layers lose in the current step are counted.
-    pub(super) counts: bool,
-    /// The layers of all ranks that may be quantised, once they are known.
-    names: Option<Vec<String>>,
-}
-
-impl PrecisionPhases {
-    /// The precision that layers are built with.
-    pub(super) fn new(config: &PrecisionConfig) -> Self {
-        let first = config.phases().swap_remove(0);
-        Self {
-            fallbacks: Fallbacks::default(),
-            current: first,
-            held: BTreeSet::new(),
-            counts: false,
-            names: None,
-        }
-    }
-}
 
 impl Trainer {
     /// Begins the next step: sets the precision of layers if it is another one than before, and

@@ -95,9 +95,9 @@ pub use optimizer::{
     bf16_out_slice, lion, lion_scaled, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
 };
 pub use quantized::{
-    AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearQuantization, MatrixRole,
-    QuantizationRecipe, Scale, Scaling, SmallFloat, SummedDim, UnchangedWeights, WeightSpan,
-    can_quantize, quantized_linear, quantized_numbers,
+    AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearQuantization, MatrixCounts,
+    MatrixRole, QuantizationCounts, QuantizationRecipe, Scale, Scaling, SmallFloat, SummedDim,
+    UnchangedWeights, WeightSpan, can_quantize, quantized_linear, quantized_numbers,
 };
 pub use repeat::repeat_heads;
 pub use rope::{

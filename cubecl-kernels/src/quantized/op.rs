@@ -59,6 +59,7 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
         let shape = x.shape();
         let dtype = x.dtype();
         let amax = quantization.amax::<B>(MatrixRole::Input, rows::<B>(x.clone()));
+        quantization.count::<B>(MatrixRole::Input, &rows::<B>(x.clone()), amax.as_ref());
         let again: Option<RecomputeFn> = options.again.take();
         let how = Quantization {
             rows: again.is_none(),
@@ -107,6 +108,7 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
         let dtype = w.dtype();
         let dy = cast::<B>(rows::<B>(dy), dtype.into());
         let amax = quantization.amax::<B>(MatrixRole::Gradient, dy.clone());
+        quantization.count::<B>(MatrixRole::Gradient, &dy, amax.as_ref());
         let how = Quantization {
             rows: grads.wants(1),
             cols: grads.wants(0),
@@ -178,13 +180,35 @@ impl LinearQuantization {
 
     /// The largest magnitude that the scale of a matrix is derived from, if the recipe needs it.
     fn amax<B: QuantizedOps>(&self, role: MatrixRole, x: FloatTensor<B>) -> Option<FloatTensor<B>> {
-        let source: &AmaxSource = match role {
+        let needs_amax = self.recipe.needs_amax();
+        needs_amax.then(|| self.source(role).of::<B>(x, B::largest_magnitude))
+    }
+
+    fn source(&self, role: MatrixRole) -> &AmaxSource {
+        match role {
             MatrixRole::Input => &self.input,
             MatrixRole::Weight => &self.weight,
             MatrixRole::Gradient => &self.gradient,
+        }
+    }
+
+    /// Counts the elements of a matrix that are lost, if the layer counts them. Inputs and gradients are
+    /// quantised along their features, and weights as for the result.
+    fn count<B: QuantizedOps>(
+        &self,
+        role: MatrixRole,
+        x: &FloatTensor<B>,
+        amax: Option<&FloatTensor<B>>,
+    ) {
+        let Some(counts) = &self.counts else {
+            return;
         };
-        let needs_amax = self.recipe.needs_amax();
-        needs_amax.then(|| source.of::<B>(x, B::largest_magnitude))
+        let summed = match role {
+            MatrixRole::Weight => SummedDim::Rows,
+            MatrixRole::Input | MatrixRole::Gradient => SummedDim::Cols,
+        };
+        let is_delayed = matches!(self.source(role), AmaxSource::Delayed(_));
+        counts.count::<B>(x, amax, self.of(role, summed), is_delayed);
     }
 
     /// `q(w)` for the product that sums over a dimension of `[in, out]`. `w` is `[in, out]`, or
@@ -201,6 +225,9 @@ impl LinearQuantization {
             let w = read_weight::<B>(w.clone(), main_grad, pass);
             let w = if options.out_in { swapped::<B>(w) } else { w };
             let amax = self.amax::<B>(MatrixRole::Weight, w.clone());
+            if pass == LinearPass::Forward {
+                self.count::<B>(MatrixRole::Weight, &w, amax.as_ref());
+            }
             B::quantize_matrix(w, amax, how)
         };
         let how = self.of(MatrixRole::Weight, summed);

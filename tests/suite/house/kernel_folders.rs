@@ -54,7 +54,9 @@ const OWN: [(&str, &[&str]); 13] = [
     ),
     (
         "quantized",
-        &["amax", "format", "kept", "operands", "recipe", "scale"],
+        &[
+            "amax", "counts", "format", "kept", "operands", "recipe", "scale",
+        ],
     ),
     (
         "rope",

@@ -1,5 +1,6 @@
 mod config;
 mod precision;
+mod quantized;
 mod replicated;
 mod split;
 
@@ -15,15 +16,17 @@ use megaburn_collective::{
         scatter_to_last_dim,
     },
 };
-use megaburn_kernels::{Bias, GroupWeight, LinearOptions, LinearQuantization, add_bias};
+use megaburn_kernels::{Bias, GroupWeight, LinearOptions, add_bias};
 use megaburn_mesh::ShardSpec;
 
 pub use config::ParallelLinearConfig;
 pub use precision::{LinearPrecision, PrecisionScope};
+pub use quantized::QuantizedLayer;
 pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
 pub use split::Split;
 
-use precision::{AmaxGroups, add_delayed, product};
+use precision::AmaxGroups;
+use quantized::product;
 
 use crate::{
     recomputable::Recomputable,
@@ -75,7 +78,7 @@ struct LinearPlan {
     replicas: Vec<ReplicatedParts>,
     main_grad: MainGrad,
     bias_grad: MainGrad,
-    quantization: Option<LinearQuantization>,
+    quantized: Option<QuantizedLayer>,
 }
 
 impl ParallelLinear {
@@ -150,8 +153,8 @@ impl ParallelLinear {
     pub fn in_scope(mut self, scope: &PrecisionScope) -> Self {
         let LinearPlan { config, group, .. } = &self.plan;
         let groups = AmaxGroups::of_split(config.split, group, &scope.tokens);
-        let of = |precision: LinearPrecision| precision.quantization(groups, Some(&scope.weights));
-        self.plan.quantization = config.precision.map(of);
+        let of = |precision| QuantizedLayer::new(precision, groups, Some(&scope.weights));
+        self.plan.quantized = config.precision.map(of);
         self
     }
 
@@ -160,7 +163,7 @@ impl ParallelLinear {
     pub fn whole_sequence(mut self) -> Self {
         self.plan.config.sequence_parallel = false;
         self.plan.config.precision = None;
-        self.plan.quantization = None;
+        self.plan.quantized = None;
         self
     }
 
@@ -216,8 +219,8 @@ impl ParallelLinear {
             again,
             ..Default::default()
         };
-        let quantization = self.plan.quantization.as_ref();
-        product(x, self.weight(), bias, options, quantization)
+        let quantized = self.plan.quantized.as_ref();
+        product(x, self.weight(), bias, options, quantized)
     }
 
     /// The weight's main gradient; `None` if the gradient is summed over replicas first.
@@ -296,6 +299,6 @@ impl Sharded for ParallelLinear {
         if let Some(spec) = &self.plan.bias_spec {
             plan.vector("bias", spec, self.bias_grad());
         }
-        add_delayed(plan, self.plan.quantization.as_ref());
+        plan.quantized(self.plan.quantized.as_ref());
     }
 }

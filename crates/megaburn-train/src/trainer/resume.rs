@@ -243,6 +243,7 @@ impl Trainer {
             loss_scaler,
             last_load,
             amaxes,
+            fallbacks,
             eval_losses,
             imported,
             ..
@@ -261,6 +262,7 @@ impl Trainer {
             mine.resume(&saved);
         }
         self.progress = progress;
+        self.resume_precision(fallbacks);
         let amaxes = self.resume_amaxes(amaxes)?;
         self.imported = imported;
         if self.groups.is_main() {

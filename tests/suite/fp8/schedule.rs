@@ -79,7 +79,7 @@ fn a_resumed_run_is_the_uninterrupted_one_to_the_bit(#[values("tp1", "tp2-pp2-sp
         schedule.as_str(),
         "precision.fallback.max_saturated_share=0",
         "precision.fallback.interval=1",
-        "precision.fallback.num_steps=2",
+        "precision.fallback.duration_steps=2",
         "precision.log_interval=2",
     ];
     let expected = steps(&sets, layout, 8, None);
@@ -103,7 +103,7 @@ fn a_layer_that_saturates_falls_back_and_returns() {
         "precision.amax_compute=most_recent",
         "precision.fallback.max_saturated_share=0",
         "precision.fallback.interval=1",
-        "precision.fallback.num_steps=2",
+        "precision.fallback.duration_steps=2",
         "precision.log_interval=1",
     ];
     let steps = precisions(&steps(&sets, "tp1", 6, None));

@@ -184,7 +184,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Numeric,
         "precision.fallback",
-        "max_saturated_share max_underflow_share loss_spike interval num_steps",
+        "max_saturated_share max_underflow_share loss_spike interval duration_steps",
     ),
     (Neutral, "generate", "prompt tokens temperature"),
 ];

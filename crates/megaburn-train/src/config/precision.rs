@@ -251,7 +251,7 @@ impl PrecisionConfig {
                 "with precision.fallback.max_saturated_share or max_underflow_share",
             ),
             (
-                "fallback.num_steps",
+                "fallback.duration_steps",
                 self.fallback.is_set(),
                 "with precision.fallback.max_saturated_share, max_underflow_share or loss_spike",
             ),

@@ -30,7 +30,7 @@ pub struct PrecisionFallbackConfig {
     /// The number of steps that a layer falls back for the first time. Each further time is twice as
     /// long as the last.
     #[schemars(extend("minimum" = 1))]
-    pub num_steps: u64,
+    pub duration_steps: u64,
 }
 
 impl Default for PrecisionFallbackConfig {
@@ -40,7 +40,7 @@ impl Default for PrecisionFallbackConfig {
             max_underflow_share: None,
             loss_spike: None,
             interval: 10,
-            num_steps: 100,
+            duration_steps: 100,
         }
     }
 }

@@ -77,7 +77,7 @@ impl Fallbacks {
             let Some(cause) = cause.or_else(|| spike.clone()) else {
                 continue;
             };
-            let until_step = self.begin(layer, step, config.num_steps);
+            let until_step = self.begin(layer, step, config.duration_steps);
             begun.push(FallbackMetrics {
                 layer: layer.clone(),
                 matrix: cause.matrix.map(str::to_string),
@@ -168,7 +168,7 @@ mod tests {
         PrecisionFallbackConfig {
             max_saturated_share: Some(0.01),
             max_underflow_share: Some(0.5),
-            num_steps: 4,
+            duration_steps: 4,
             ..PrecisionFallbackConfig::default()
         }
     }
@@ -233,7 +233,7 @@ mod tests {
     fn after_a_spike_of_the_loss_all_layers_fall_back() {
         let config = PrecisionFallbackConfig {
             loss_spike: Some(1.5),
-            num_steps: 4,
+            duration_steps: 4,
             ..PrecisionFallbackConfig::default()
         };
         let mut fallbacks = Fallbacks::default();

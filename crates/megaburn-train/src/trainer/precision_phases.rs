@@ -182,7 +182,7 @@ mod tests {
             "precision.margin=2",
             "precision.fallback.max_saturated_share=0.001",
             "precision.fallback.interval=1",
-            "precision.fallback.num_steps=1",
+            "precision.fallback.duration_steps=1",
         ];
         let ranks = trainers(&sets, layout, |mut trainer| {
             let mut steps = vec![trainer.step()?, trainer.step()?];

@@ -174,9 +174,10 @@ mod tests {
 
     #[rstest]
     fn elements_that_become_zero_are_counted(
-        #[values([3, 40, 24], [2 * ROWS + 19, 130, 9])] [t, inputs, outputs]: [usize; 3],
+        #[values([3, 40, 24], [2 * ROWS + 19, 130, 9])] sizes: [usize; 3],
         #[values(Scaling::Tensor, Scaling::Blocks, Scaling::Microscaling)] scaling: Scaling,
     ) {
+        let [t, inputs, outputs] = sizes;
         let recipe = QuantizationRecipe {
             scaling,
             forward: SmallFloat::E4m3,

@@ -140,25 +140,25 @@ mod tests {
     use crate::linear::LinearOptions;
     use crate::quantized::{
         AmaxSource, DelayedAmax, LinearQuantization, QuantizationRecipe, Scaling, SmallFloat,
-        quantized_linear, quantized_numbers,
+        SummedDim, quantized_linear, quantized_numbers,
     };
 
     /// Numbers of very different magnitudes, some of them zero.
     fn spread(shape: [usize; 2]) -> Tensor<2> {
-        let x = normal(shape);
+        let x = normal(shape).inner();
         let small = x.clone() * 1e-7;
-        let is_small = normal(shape).lower_elem(-0.5);
-        let is_zero = normal(shape).greater_elem(1.0);
+        let is_small = normal(shape).inner().lower_elem(-0.5);
+        let is_zero = normal(shape).inner().greater_elem(1.0);
         x.mask_where(is_small, small).mask_fill(is_zero, 0.0)
     }
 
-    fn read(counts: &QuantizationCounts, role: MatrixRole) -> (Vec<f32>, u64) {
+    fn read(counts: &QuantizationCounts, role: MatrixRole) -> (Vec<f64>, u64) {
         let found = counts.take(role).unwrap();
         (values(found.numbers), found.elements)
     }
 
     /// The definition, element by element, for scales that follow the matrix.
-    fn expected(x: Tensor<2>, recipe: QuantizationRecipe, role: MatrixRole) -> (Vec<f32>, u64) {
+    fn expected(x: Tensor<2>, recipe: QuantizationRecipe, role: MatrixRole) -> (Vec<f64>, u64) {
         let summed = match role {
             MatrixRole::Weight => SummedDim::Rows,
             _ => SummedDim::Cols,
@@ -166,10 +166,10 @@ mod tests {
         let elements = x.shape().num_elements() as u64;
         let after = values(quantized_numbers(x.clone(), recipe, role, summed));
         let before = values(x);
-        let is_lost = |(x, q): (&f32, &f32)| *x != 0.0 && *q == 0.0;
+        let is_lost = |(x, q): (&f64, &f64)| *x != 0.0 && *q == 0.0;
         let lost = before.iter().zip(&after).filter(|&pair| is_lost(pair));
-        let amax = before.iter().fold(0.0f32, |amax, x| amax.max(x.abs()));
-        (vec![0.0, lost.count() as f32, amax], elements)
+        let amax = before.iter().fold(0.0f64, |amax, x| amax.max(x.abs()));
+        (vec![0.0, lost.count() as f64, amax], elements)
     }
 
     #[rstest]
@@ -191,15 +191,15 @@ mod tests {
         let dy = spread([t, outputs]);
         let options = LinearOptions::default();
         let y = quantized_linear(
-            leaf(x.clone()),
-            leaf(w.clone()),
+            leaf(Tensor::from_inner(x.clone())),
+            leaf(Tensor::from_inner(w.clone())),
             None,
             options,
             quantization.clone(),
         );
         (y * Tensor::from_inner(dy.clone())).sum().backward();
         let of_x = expected(x.clone(), recipe, MatrixRole::Input);
-        assert!(scaling != Scaling::Tensor || of_x.0[1] > 0.1 * of_x.1 as f32);
+        assert!(scaling != Scaling::Tensor || of_x.0[1] > 0.1 * of_x.1 as f64);
         assert_eq!(read(&counts, MatrixRole::Input), of_x);
         let of_w = expected(w.clone(), recipe, MatrixRole::Weight);
         assert_eq!(read(&counts, MatrixRole::Weight), of_w);
@@ -248,7 +248,7 @@ mod tests {
         let w = Tensor::<2>::ones([3, 2], &device);
         quantized_linear(x, w, None, LinearOptions::default(), quantization);
         let (numbers, elements) = read(&counts, MatrixRole::Input);
-        assert_eq!(numbers, [expected as f32, 0.0, 4.0]);
+        assert_eq!(numbers, [f64::from(expected), 0.0, 4.0]);
         assert_eq!(elements, 6);
     }
 }

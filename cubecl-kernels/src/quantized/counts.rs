@@ -219,8 +219,8 @@ mod tests {
         assert!(counts.take(MatrixRole::Gradient).is_none());
     }
 
-    /// With a scale of another matrix, what is too large saturates: more than twice as much still
-    /// fits if the scale was rounded down to a power of two.
+    /// With the scale of another matrix, what is too large saturates. Up to twice as much still fits
+    /// if the scale was rounded down to a power of two.
     #[rstest]
     #[case(false, 2.0, 2)]
     #[case(true, 2.0, 1)]

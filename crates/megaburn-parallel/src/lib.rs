@@ -81,7 +81,7 @@ pub use error::ParallelError;
 pub use kv_cache::{KvCache, Packed};
 pub use linear::{
     CurrentTokens, LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope,
-    QuantizedLayer,    ReplicatedLinear, ReplicatedLinearConfig, Split,
+    QuantizedLayer, ReplicatedLinear, ReplicatedLinearConfig, Split,
 };
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{

@@ -117,7 +117,9 @@ impl<'a> Reporter<'a> {
             },
             model.summary(),
         ));
-        if let Some(products) = precision_line::describe(config, model, done + 1) {
+        if let Some(products) =
+            precision_line::describe((config, model), trainer.device(), done + 1)
+        {
             console.line(format!("products {products}"));
         }
         console.line(format!("data     {}", data.description));

@@ -122,6 +122,23 @@ pub fn can_quantize(device: &Device) -> bool {
     }
 }
 
+/// Whether the products of a recipe are emulated on a device: matrices are rounded to its numbers,
+/// which are multiplied in f32. They are on CPUs, and with scales of blocks. With one scale per matrix
+/// they also are where the sizes of a weight do not suit tensor cores.
+pub fn is_emulated(recipe: &QuantizationRecipe, device: &Device) -> bool {
+    #[cfg(feature = "cuda")]
+    let has_products = matches!(
+        device.clone().inner().as_dispatch(),
+        DispatchDevice::Cube(_)
+    );
+    #[cfg(not(feature = "cuda"))]
+    let has_products = {
+        let _ = device;
+        false
+    };
+    !has_products || recipe.block_len().is_some()
+}
+
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
 trait QuantizedNumbers: Backend {
     fn numbers(x: FloatTensor<Self>, how: Quantization) -> FloatTensor<Self>;

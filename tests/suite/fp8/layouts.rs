@@ -55,7 +55,7 @@ fn same(_: &mut ProcessGroups) {}
 
 #[rstest]
 fn every_layout_trains_with_the_scales_of_one_rank(
-    #[values("tensorwise", "delayed", "blockwise", "mxfp8")] recipe: &str,
+    #[values("tensorwise", "delayed", "blockwise", "mxfp8", "nvfp4")] recipe: &str,
 ) {
     let dir = tempfile::tempdir().unwrap();
     let run = |sets: &[&str], layout: &str| trained(dir.path(), (recipe, sets), layout, same);

@@ -154,7 +154,10 @@ pub(super) fn product<const D: usize>(
     };
     if !x.device().is_autodiff() {
         quantization = quantization.without_record();
-    } else if quantization.recipe.rounds_stochastically(MatrixRole::Gradient) {
+    } else if quantization
+        .recipe
+        .rounds_stochastically(MatrixRole::Gradient)
+    {
         let rows = x.dims()[..D - 1].iter().product();
         quantization.random = layer.random.1.numbers(quantization.random, rows);
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use burn::tensor::Device;
-use megaburn_kernels::{QuantizationRecipe, Scaling, SmallFloat, can_quantize};
+use megaburn_kernels::{Nvfp4, QuantizationRecipe, Scaling, SmallFloat, can_quantize};
 use megaburn_mesh::Layout;
 use megaburn_models::{DecoderConfig, decoder::Precision};
 use megaburn_parallel::LinearPrecision;
@@ -16,16 +16,17 @@ use super::{
 };
 use crate::error::TrainError;
 
-/// `[precision]`: whether the linear layers of attention and MLPs multiply matrices in FP8.
+/// `[precision]`: whether the linear layers of attention and MLPs multiply matrices in FP8 or FP4.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[derive(JsonSchema)]
 pub struct PrecisionConfig {
     /// How matrices are quantised before they are multiplied (Megatron-LM's `--fp8-recipe`): `bf16`
-    /// (not at all), `tensorwise`, `delayed`, `blockwise` or `mxfp8`.
+    /// (not at all), `tensorwise`, `delayed`, `blockwise` or `mxfp8`; `nvfp4` (`--fp4-recipe`).
     pub recipe: PrecisionRecipe,
     /// The FP8 formats (`--fp8-format`): `hybrid` or `e4m3`. Default, as in Transformer Engine:
-    /// `hybrid` with `tensorwise` and `delayed`, `e4m3` with `blockwise` and `mxfp8`.
+    /// `hybrid` with `tensorwise` and `delayed`, `e4m3` with `blockwise` and `mxfp8`. With `nvfp4` all
+    /// matrices are in E2M1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<Fp8Format>,
     /// Whether scales are rounded to powers of two, so that scaling itself rounds nothing. Default, as
@@ -61,6 +62,16 @@ pub struct PrecisionConfig {
     pub schedule: Vec<PrecisionPhaseConfig>,
     /// `[precision.fallback]`: when a layer is computed in `train.dtype` for some steps.
     pub fallback: PrecisionFallbackConfig,
+    /// Whether gradients are rounded stochastically with `nvfp4`, so that their expected value stays
+    /// (Transformer Engine's `NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING=0`).
+    pub stochastic_rounding: bool,
+    /// Whether `nvfp4` multiplies the matrices of weight gradients by a random Hadamard matrix, 16
+    /// tokens at a time, which spreads outliers (`NVTE_NVFP4_DISABLE_RHT=0`).
+    pub random_hadamard: bool,
+    /// Whether blocks of 16 by 16 elements of weights share a scale with `nvfp4`, so that both passes
+    /// compute with the same numbers, instead of 16 neighbours
+    /// (`NVTE_NVFP4_DISABLE_2D_QUANTIZATION=0`).
+    pub two_dimensional_weights: bool,
 }
 
 impl Default for PrecisionConfig {
@@ -77,6 +88,9 @@ impl Default for PrecisionConfig {
             log_interval: 0,
             schedule: Vec::new(),
             fallback: PrecisionFallbackConfig::default(),
+            stochastic_rounding: true,
+            random_hadamard: true,
+            two_dimensional_weights: true,
         }
     }
 }
@@ -114,6 +128,8 @@ pub enum PrecisionRecipe {
     Blockwise,
     /// One power of two for 32 neighbours (OCP Microscaling).
     Mxfp8,
+    /// Four bits, one scale in E4M3 for 16 neighbours, and one in f32 per matrix (NVFP4).
+    Nvfp4,
 }
 
 impl fmt::Display for PrecisionRecipe {
@@ -124,6 +140,7 @@ impl fmt::Display for PrecisionRecipe {
             Self::Delayed => "delayed",
             Self::Blockwise => "blockwise",
             Self::Mxfp8 => "mxfp8",
+            Self::Nvfp4 => "nvfp4",
         })
     }
 }
@@ -188,6 +205,13 @@ impl PrecisionConfig {
             PrecisionRecipe::Tensorwise | PrecisionRecipe::Delayed => Scaling::Tensor,
             PrecisionRecipe::Blockwise => Scaling::Blocks,
             PrecisionRecipe::Mxfp8 => Scaling::Microscaling,
+            PrecisionRecipe::Nvfp4 => {
+                return Some(QuantizationRecipe::nvfp4(Nvfp4 {
+                    stochastic_rounding: self.stochastic_rounding,
+                    random_hadamard: self.random_hadamard,
+                    two_dimensional_weights: self.two_dimensional_weights,
+                }));
+            }
         };
         let is_blockwise = scaling == Scaling::Blocks;
         Some(QuantizationRecipe {
@@ -217,12 +241,30 @@ impl PrecisionConfig {
         })
     }
 
+    /// Refuses a format or scales that NVFP4 does not have.
+    fn check_nvfp4(&self) -> Result<(), TrainError> {
+        if self.recipe != PrecisionRecipe::Nvfp4 {
+            return Ok(());
+        }
+        let of = "left out with precision.recipe = \"nvfp4\"";
+        if let Some(format) = self.format {
+            let rule = format!("{of}: all matrices are in E2M1");
+            require(false, "precision.format", format, rule)?;
+        }
+        if let Some(powers) = self.power_of_two_scales {
+            let rule = format!("{of}: its scales are numbers of E4M3, times one in f32");
+            require(false, "precision.power_of_two_scales", powers, rule)?;
+        }
+        Ok(())
+    }
+
     /// When keys of the section have an effect.
     pub(super) fn conditions(&self) -> Vec<Condition> {
-        use PrecisionRecipe::{Bf16, Delayed, Mxfp8};
+        use PrecisionRecipe::{Bf16, Delayed, Mxfp8, Nvfp4};
         let is_quantised = self.quantizes();
         let has_scales = self.uses(|recipe| ![Bf16, Mxfp8].contains(&recipe));
         let is_delayed = self.uses(|recipe| recipe == Delayed);
+        let is_nvfp4 = self.uses(|recipe| recipe == Nvfp4);
         vec![
             (
                 "format num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 log_interval \
@@ -255,13 +297,19 @@ impl PrecisionConfig {
                 self.fallback.is_set(),
                 "with precision.fallback.max_saturated_share, max_underflow_share or loss_spike",
             ),
+            (
+                "stochastic_rounding random_hadamard two_dimensional_weights",
+                is_nvfp4,
+                "with precision.recipe = \"nvfp4\"",
+            ),
         ]
     }
 }
 
 impl TrainConfig {
     /// Refuses a recipe whose blocks a layout would cut, because the layout would then compute other
-    /// numbers than one rank; and numbers of layers that the model does not have.
+    /// numbers than one rank; keys that contradict the recipe; and numbers of layers that the model
+    /// does not have.
     pub(super) fn check_precision(
         &self,
         layout: &Layout,
@@ -292,6 +340,7 @@ impl TrainConfig {
             let rule = format!("less than {left}, or none of {layers} layers is quantised");
             require(num < left, key, num, rule)?;
         }
+        self.precision.check_nvfp4()?;
         let rule = "\"bf16\" with parallel.max_tokens_per_rank: the ranks that share a document, and \
             its scales, change from document to document";
         let is_dealt = self.parallel.max_tokens_per_rank.is_some();
@@ -398,7 +447,6 @@ mod tests {
 
     #[rstest]
     #[case(&["precision.recipe=fp8"], "tp1", "precision.recipe")]
-    #[case(&["precision.recipe=nvfp4"], "tp1", "precision.recipe")]
     #[case(&["precision.format=e5m2"], "tp1", "precision.format")]
     #[case(&["precision.amax_history_len=0"], "tp1", "`precision.amax_history_len` is 0: it must be at least 1")]
     #[case(&["precision.margin=17"], "tp1", "`precision.margin` is 17: it must be from 0 to 16")]
@@ -415,6 +463,21 @@ mod tests {
         ],
         "tp1",
         "`precision.num_layers_at_end_in_bf16` is 2: it must be less than 2, or none of 4 layers"
+    )]
+    #[case(
+        &["precision.recipe=nvfp4", "precision.format=e4m3"],
+        "tp1",
+        "`precision.format` is e4m3: it must be left out with precision.recipe = \"nvfp4\": all"
+    )]
+    #[case(
+        &["precision.recipe=nvfp4", "precision.power_of_two_scales=false"],
+        "tp1",
+        "`precision.power_of_two_scales` is false: it must be left out with precision.recipe = \"nvfp4\""
+    )]
+    #[case(
+        &["precision.recipe=nvfp4", "model.head_dim=24"],
+        "tp4",
+        "16 features share a scale, and each rank would have 24 of queries"
     )]
     #[case(
         &["precision.recipe=blockwise"],
@@ -451,6 +514,8 @@ mod tests {
     #[case(&["precision.recipe=blockwise"], "dp2")]
     #[case(&["precision.recipe=mxfp8"], "tp2-sp")]
     #[case(&["precision.recipe=mxfp8"], "cp2")]
+    #[case(&["precision.recipe=nvfp4"], "tp4-sp")]
+    #[case(&["precision.recipe=nvfp4"], "cp4")]
     #[case(&["precision.recipe=tensorwise"], "tp4-sp")]
     #[case(&["precision.recipe=delayed"], "cp4")]
     fn what_layouts_do_not_cut_is_accepted(#[case] sets: &[&str], #[case] layout: &str) {

@@ -160,7 +160,9 @@ mod tests {
             let of = |amax| Scale::new(&recipe(scaling, false), SmallFloat::E5m2, amax);
             assert_eq!(of(0.0).quantized(SmallFloat::E5m2, 0.0), 0.0);
             let tiny = of(f32::MIN_POSITIVE);
-            assert!(tiny.factor.is_finite() && tiny.inverse.is_normal());
+            // NVFP4 loses what is this small.
+            let is_scale = tiny.inverse.is_normal() || tiny.inverse == 0.0;
+            assert!(tiny.factor.is_finite() && is_scale, "{scaling:?}: {tiny:?}");
             for broken in [f32::NAN, f32::INFINITY] {
                 assert!(of(broken).quantized(SmallFloat::E5m2, 1.0).is_nan());
             }

@@ -54,6 +54,7 @@ mod part_names;
 mod pipeline;
 mod precision;
 mod precision_fallback;
+mod precision_layouts;
 mod precision_schedule;
 mod ranges;
 mod recompute;

@@ -47,6 +47,16 @@ pub struct PrecisionConfig {
     /// magnitudes that grow from step to step.
     #[schemars(extend("minimum" = 0, "maximum" = 16))]
     pub margin: u32,
+    /// Whether gradients are rounded stochastically with `nvfp4`, so that their expected value stays
+    /// (Transformer Engine's `NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING=0`).
+    pub stochastic_rounding: bool,
+    /// Whether `nvfp4` multiplies the matrices of weight gradients by a random Hadamard matrix, 16
+    /// tokens at a time, which spreads outliers (`NVTE_NVFP4_DISABLE_RHT=0`).
+    pub random_hadamard: bool,
+    /// Whether blocks of 16 by 16 elements of weights share a scale with `nvfp4`, so that both passes
+    /// compute with the same numbers, instead of 16 neighbours
+    /// (`NVTE_NVFP4_DISABLE_2D_QUANTIZATION=0`).
+    pub two_dimensional_weights: bool,
     /// Steps between measurements of what quantisation loses, for `metrics.jsonl`: for each matrix of
     /// each quantised layer, the shares of elements that saturate and underflow, and the largest
     /// magnitude; 0 measures never.
@@ -58,16 +68,6 @@ pub struct PrecisionConfig {
     pub schedule: Vec<PrecisionPhaseConfig>,
     /// `[precision.fallback]`: when a layer is computed in `train.dtype` for some steps.
     pub fallback: PrecisionFallbackConfig,
-    /// Whether gradients are rounded stochastically with `nvfp4`, so that their expected value stays
-    /// (Transformer Engine's `NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING=0`).
-    pub stochastic_rounding: bool,
-    /// Whether `nvfp4` multiplies the matrices of weight gradients by a random Hadamard matrix, 16
-    /// tokens at a time, which spreads outliers (`NVTE_NVFP4_DISABLE_RHT=0`).
-    pub random_hadamard: bool,
-    /// Whether blocks of 16 by 16 elements of weights share a scale with `nvfp4`, so that both passes
-    /// compute with the same numbers, instead of 16 neighbours
-    /// (`NVTE_NVFP4_DISABLE_2D_QUANTIZATION=0`).
-    pub two_dimensional_weights: bool,
 }
 
 impl Default for PrecisionConfig {

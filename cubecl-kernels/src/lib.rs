@@ -96,8 +96,9 @@ pub use optimizer::{
 };
 pub use quantized::{
     AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearQuantization, MatrixCounts,
-    MatrixRole, QuantizationCounts, QuantizationRecipe, Scale, Scaling, SmallFloat, SummedDim,
-    UnchangedWeights, WeightSpan, can_quantize, quantized_linear, quantized_numbers,
+    MatrixRole, Nvfp4, QuantizationCounts, QuantizationRecipe, RandomNumbers, Scale, Scaling,
+    SmallFloat, SummedDim, UnchangedWeights, WeightSpan, can_quantize, is_emulated,
+    quantized_linear, quantized_numbers,
 };
 pub use repeat::repeat_heads;
 pub use rope::{

@@ -20,6 +20,8 @@ pub enum Purpose {
     DataOrder,
     /// Sampling of generated text.
     Sampling,
+    /// Rounding of gradients, and the signs of Hadamard transforms.
+    Quantization,
 }
 
 /// A stream of random numbers addressed by index. The numbers do not depend on the layout, on

@@ -61,6 +61,7 @@ mod residual;
 mod selective_save;
 mod shards;
 mod split_norm;
+mod stretches;
 mod tokens;
 mod vocab_bias;
 
@@ -79,8 +80,8 @@ pub use encoder_rows::EncoderRows;
 pub use error::ParallelError;
 pub use kv_cache::{KvCache, Packed};
 pub use linear::{
-    LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope, QuantizedLayer,
-    ReplicatedLinear, ReplicatedLinearConfig, Split,
+    CurrentTokens, LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope,
+    QuantizedLayer, ReplicatedLinear, ReplicatedLinearConfig, Split,
 };
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{

@@ -1,6 +1,7 @@
 //! The lines of the console that say which layers multiply quantised matrices and which do not.
 
-use megaburn_kernels::SmallFloat;
+use burn::tensor::Device;
+use megaburn_kernels::{SmallFloat, is_emulated};
 use megaburn_models::DecoderConfig;
 use megaburn_report::{
     console::human_number,
@@ -11,26 +12,30 @@ use crate::config::{Dtype, PrecisionConfig, TrainConfig};
 
 /// The console's description of a run's quantised products in a step, and of later changes; `None` if
 /// it has none.
-pub(crate) fn describe(config: &TrainConfig, model: &DecoderConfig, step: u64) -> Option<String> {
+pub(crate) fn describe(
+    (config, model): (&TrainConfig, &DecoderConfig),
+    device: &Device,
+    step: u64,
+) -> Option<String> {
     if !config.precision.quantizes() {
         return None;
     }
     let phases = config.precision.phases().into_iter();
     let later = phases.filter(|(from, _)| *from > step);
     let later = later.map(|(from, precision)| format!("; {} from step {from}", precision.recipe));
-    let now = describe_phase(config, &config.precision.at_step(step), model);
+    let now = describe_phase(config, &config.precision.at_step(step), model, device);
     Some(now + &later.collect::<String>())
 }
 
 /// The description of the phase that a step begins, except the first step of a run.
 pub(crate) fn describe_change(
-    config: &TrainConfig,
-    model: &DecoderConfig,
+    (config, model): (&TrainConfig, &DecoderConfig),
+    device: &Device,
     step: u64,
 ) -> Option<String> {
     let phases = config.precision.phases();
     let (_, precision) = phases.iter().skip(1).find(|(from, _)| *from == step)?;
-    let what = describe_phase(config, precision, model);
+    let what = describe_phase(config, precision, model, device);
     Some(format!("from step {step} {what}"))
 }
 
@@ -38,6 +43,7 @@ fn describe_phase(
     config: &TrainConfig,
     precision: &PrecisionConfig,
     model: &DecoderConfig,
+    device: &Device,
 ) -> String {
     let Some(recipe) = precision.quantization() else {
         return format!("in {}: nothing is quantised", config.train.dtype);
@@ -48,7 +54,12 @@ fn describe_phase(
     let quantised = (0..blocks).filter(is_quantised).count();
     let formats = match recipe.gradients {
         SmallFloat::E5m2 => "e4m3, gradients in e5m2",
-        _ => "e4m3",
+        SmallFloat::E4m3 => "e4m3",
+        SmallFloat::E2m1 => "e2m1",
+    };
+    let emulated = match is_emulated(&recipe, device) {
+        true => ", emulated in f32",
+        false => "",
     };
     let experts = match model.experts {
         Some(_) => ", routers and routed experts",
@@ -63,7 +74,7 @@ fn describe_phase(
         false => "attention",
     };
     format!(
-        "{}: {parts} of {quantised} of {blocks} layers in {formats}; all else in {}, such \
+        "{}: {parts} of {quantised} of {blocks} layers in {formats}{emulated}; all else in {}, such \
         as embedding, output projection{experts}",
         precision.recipe, config.train.dtype,
     )
@@ -164,13 +175,18 @@ mod tests {
     #[case(&[], None)]
     #[case(
         &["precision.recipe=tensorwise", "precision.num_layers_at_end_in_bf16=1", "train.dtype=bf16"],
-        Some("tensorwise: attention and MLPs of 3 of 4 layers in e4m3, gradients in e5m2; all else in \
-            bf16, such as embedding, output projection")
+        Some("tensorwise: attention and MLPs of 3 of 4 layers in e4m3, gradients in e5m2, emulated \
+            in f32; all else in bf16, such as embedding, output projection")
     )]
     #[case(
         &["precision.recipe=blockwise", "model.family=mixtral"],
-        Some("blockwise: attention of 4 of 4 layers in e4m3; all else in f32, such as \
-            embedding, output projection, routers and routed experts")
+        Some("blockwise: attention of 4 of 4 layers in e4m3, emulated in f32; all else in f32, \
+            such as embedding, output projection, routers and routed experts")
+    )]
+    #[case(
+        &["precision.recipe=nvfp4", "precision.num_layers_at_end_in_bf16=1"],
+        Some("nvfp4: attention and MLPs of 3 of 4 layers in e2m1, emulated in f32; all else in \
+            f32, such as embedding, output projection")
     )]
     #[case(
         &["precision.schedule=[{from_step=9,recipe=\"mxfp8\"}, {from_step=12,recipe=\"bf16\"}]"],
@@ -182,7 +198,8 @@ mod tests {
             .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
         let config = layers.unwrap().load().unwrap();
         let model = config.fresh_model(260);
-        assert_eq!(describe(&config, &model, 1).as_deref(), expected);
+        let found = describe((&config, &model), &Device::flex(), 1);
+        assert_eq!(found.as_deref(), expected);
     }
     #[test]
     fn changes_are_said_at_their_step() {
@@ -190,7 +207,8 @@ mod tests {
         let config = ConfigLayers::new().with_set(schedule).unwrap();
         let config = config.load().unwrap();
         let model = config.fresh_model(260);
-        let [before, at] = [8, 9].map(|step| describe_change(&config, &model, step));
+        let [before, at] =
+            [8, 9].map(|step| describe_change((&config, &model), &Device::flex(), step));
         assert_eq!(before, None);
         let at = at.unwrap();
         assert!(

@@ -143,7 +143,8 @@ impl TrainLoop<'_> {
     fn step(&mut self) -> Result<Option<StopReason>, TrainError> {
         if let Some(report) = &mut self.report {
             let next = self.trainer.progress().step + 1;
-            report.precision_change(self.config, self.trainer.model_config(), next);
+            let trainer = &self.trainer;
+            report.precision_change(self.config, trainer.model_config(), trainer.device(), next);
         }
         let metrics = match self.trainer.try_step() {
             Ok(metrics) => metrics,

@@ -18,7 +18,7 @@ impl AmaxReduction {
     /// Wraps `reduce`.
     ///
     /// # Shapes
-    /// `reduce`: `[1]` to `[1]`, f32 without autodiff
+    /// `reduce`: `[n]` to `[n]`, f32 without autodiff; `n` is 1, or 2 with a Hadamard transform
     pub fn new(reduce: impl Fn(Tensor<1>) -> Tensor<1> + Send + Sync + 'static) -> Self {
         Self(Arc::new(reduce))
     }
@@ -46,7 +46,7 @@ impl Default for AmaxSource {
 }
 
 impl AmaxSource {
-    /// The largest magnitude to derive the scale of `x` from, `[1]`.
+    /// The largest magnitude to derive the scale of `x` from, in the shape of that of `x`.
     pub(super) fn of<B: IntoPrimitive>(
         &self,
         x: FloatTensor<B>,

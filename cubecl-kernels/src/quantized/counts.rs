@@ -46,12 +46,12 @@ impl QuantizationCounts {
     ) {
         let limit = amax
             .filter(|_| may_saturate)
-            .map(|amax| limit::<B>(amax, how));
+            .map(|amax| limit::<B>(amax, &how));
         let x: Tensor<2> = B::wrap(x.clone());
         let [rows, cols] = x.dims();
         let found = (0..rows).step_by(ROWS).map(|first| {
             let part = x.clone().narrow(0, first, ROWS.min(rows - first));
-            counts_of_part::<B>(part, amax, limit.as_ref(), how)
+            counts_of_part::<B>(part, amax, limit.as_ref(), &how)
         });
         if let Some(numbers) = found.reduce(together) {
             let elements = (rows * cols) as u64;
@@ -80,7 +80,7 @@ fn counts_of_part<B: QuantizedOps>(
     x: Tensor<2>,
     amax: Option<&FloatTensor<B>>,
     limit: Option<&Tensor<1>>,
-    how: Quantization,
+    how: &Quantization,
 ) -> Tensor<1> {
     let quantized = numbers::<B>(x.clone(), amax.cloned(), how);
     let underflowed = num_nonzero(x.clone()) - num_nonzero(quantized);
@@ -102,7 +102,7 @@ fn num_nonzero(x: Tensor<2>) -> Tensor<1> {
 }
 
 /// The largest number that elements can stand for, `[1]`: that of an element which is too large.
-fn limit<B: QuantizedOps>(amax: &FloatTensor<B>, how: Quantization) -> Tensor<1> {
+fn limit<B: QuantizedOps>(amax: &FloatTensor<B>, how: &Quantization) -> Tensor<1> {
     let amax: Tensor<1> = B::wrap(amax.clone());
     let large = amax.clone().mul_scalar(4.0).unsqueeze();
     let largest = numbers::<B>(large, Some(B::unwrap(amax.clone())), how);
@@ -114,9 +114,9 @@ fn limit<B: QuantizedOps>(amax: &FloatTensor<B>, how: Quantization) -> Tensor<1>
 fn numbers<B: QuantizedOps>(
     x: Tensor<2>,
     amax: Option<FloatTensor<B>>,
-    how: Quantization,
+    how: &Quantization,
 ) -> Tensor<2> {
-    let found = B::quantize_matrix(B::unwrap(x), amax, how);
+    let found = B::quantize_matrix(B::unwrap(x), amax, how.clone());
     let operand = found.rows.or(found.cols);
     B::wrap(B::numbers_of(
         operand.expect("one dimension is summed over"),

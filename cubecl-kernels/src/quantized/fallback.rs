@@ -8,7 +8,7 @@ use megaburn_autograd::IntoPrimitive;
 use megaburn_autograd::backend_ops::cast;
 
 use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
-use super::recipe::SummedDim;
+use super::recipe::{Scaling, SummedDim};
 use super::scale::{Scale, largest_magnitude};
 use crate::gemm_ops::swapped;
 use crate::gradient_accumulation_fusion::plus;
@@ -28,8 +28,11 @@ impl QuantizedOps for Flex {
         amax: Option<FloatTensor<Self>>,
         how: Quantization,
     ) -> Quantized<FloatTensor<Self>> {
-        let amax = amax.map(|amax| largest_magnitude(elements(amax)));
-        let along = |summed| quantized(x.clone(), amax, how, summed);
+        let amaxes = amax.map(elements);
+        let along = |summed| {
+            let amax = amaxes.as_ref().map(|all| all[how.amax_index(summed)]);
+            quantized(how.source::<Self>(x.clone(), summed), amax, &how, summed)
+        };
         Quantized {
             rows: how.rows.then(|| swapped::<Self>(along(SummedDim::Rows))),
             cols: how.cols.then(|| along(SummedDim::Cols)),
@@ -72,28 +75,35 @@ fn elements(x: FloatTensor<Flex>) -> Vec<f32> {
 fn quantized(
     x: FloatTensor<Flex>,
     amax: Option<f32>,
-    how: Quantization,
+    how: &Quantization,
     summed: SummedDim,
 ) -> FloatTensor<Flex> {
     let [rows, cols] = [x.shape()[0], x.shape()[1]];
     let device = Flex::wrap::<2>(x.clone()).device();
     let mut all = elements(x);
-    let Quantization { recipe, role, .. } = how;
+    let Quantization { recipe, role, .. } = *how;
     let format = recipe.format(role);
     let [tall, wide] = recipe.block(role, summed);
     let [tall, wide] = [tall.min(rows), wide.min(cols)];
+    let drawn = how.drawn([rows, cols], summed).map(|drawn| drawn.uniform());
     for first in (0..rows).step_by(tall.max(1)) {
         for left in (0..cols).step_by(wide.max(1)) {
             let last = (first + tall).min(rows);
             let right = (left + wide).min(cols);
-            let amax = amax.unwrap_or_else(|| {
+            let of_block = || {
                 let rows = (first..last).map(|row| &all[row * cols + left..row * cols + right]);
                 largest_magnitude(rows.flatten().copied())
-            });
-            let scale = Scale::new(&recipe, format, amax);
+            };
+            let scale = match (recipe.scaling, amax) {
+                (Scaling::Nvfp4(_), Some(amax)) => Scale::nvfp4(amax, of_block()),
+                (_, amax) => Scale::new(&recipe, format, amax.unwrap_or_else(of_block)),
+            };
             for row in first..last {
-                for x in &mut all[row * cols + left..row * cols + right] {
-                    *x = scale.quantized(format, *x);
+                for at in row * cols + left..row * cols + right {
+                    all[at] = match &drawn {
+                        Some(drawn) => scale.quantized_stochastically(format, all[at], drawn[at]),
+                        None => scale.quantized(format, all[at]),
+                    };
                 }
             }
         }

@@ -4,6 +4,7 @@ mod amax;
 mod counts;
 mod fallback;
 mod format;
+mod hadamard;
 mod kept;
 #[cfg(feature = "cuda")]
 mod kernels;
@@ -12,6 +13,7 @@ pub(crate) mod launch;
 mod op;
 mod operands;
 mod options;
+mod random_numbers;
 mod recipe;
 #[cfg(test)]
 mod reference;
@@ -32,7 +34,8 @@ pub use counts::{MatrixCounts, QuantizationCounts};
 pub use format::SmallFloat;
 pub use kept::{KeptWeight, UnchangedWeights, WeightSpan};
 pub use options::LinearQuantization;
-pub use recipe::{MatrixRole, QuantizationRecipe, Scaling, SummedDim};
+pub use random_numbers::RandomNumbers;
+pub use recipe::{MatrixRole, Nvfp4, QuantizationRecipe, Scaling, SummedDim};
 pub use scale::Scale;
 
 use crate::gemm_ops::swapped;
@@ -79,10 +82,12 @@ pub fn quantized_linear<const D: usize>(
 }
 
 /// The numbers, in f32, that the elements of a matrix stand for when a linear layer quantises it
-/// by its own largest magnitude, for a product that sums over a dimension.
+/// by its own largest magnitude, for a product that sums over a dimension. If the recipe
+/// [transforms](QuantizationRecipe::transforms) the matrix, they are those of the transformed one.
+/// Random numbers are those of step 0 of a layer without name.
 ///
 /// # Shapes
-/// - `x`: `[rows, cols]`, without autodiff; the result too
+/// - `x`: `[rows, cols]`, without autodiff; the result too, or more rows if the matrix is transformed
 pub fn quantized_numbers(
     x: Tensor<2>,
     recipe: QuantizationRecipe,
@@ -94,6 +99,7 @@ pub fn quantized_numbers(
         role,
         rows: summed == SummedDim::Rows,
         cols: summed == SummedDim::Cols,
+        random: RandomNumbers::new(0, ""),
     };
     Tensor::from_dispatch(<Dispatch as QuantizedNumbers>::numbers(
         x.into_dispatch(),
@@ -116,6 +122,23 @@ pub fn can_quantize(device: &Device) -> bool {
     }
 }
 
+/// Whether the products of a recipe are emulated on a device: matrices are rounded to its numbers,
+/// which are multiplied in f32. They are on CPUs, and with scales of blocks. With one scale per matrix
+/// they also are where the sizes of a weight do not suit tensor cores.
+pub fn is_emulated(recipe: &QuantizationRecipe, device: &Device) -> bool {
+    #[cfg(feature = "cuda")]
+    let has_products = matches!(
+        device.clone().inner().as_dispatch(),
+        DispatchDevice::Cube(_)
+    );
+    #[cfg(not(feature = "cuda"))]
+    let has_products = {
+        let _ = device;
+        false
+    };
+    !has_products || recipe.block_len().is_some()
+}
+
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
 trait QuantizedNumbers: Backend {
     fn numbers(x: FloatTensor<Self>, how: Quantization) -> FloatTensor<Self>;
@@ -125,8 +148,11 @@ on_every_backend! {
     impl QuantizedNumbers {
         fn numbers(x: FloatTensor<Self>, how: Quantization) -> FloatTensor<Self> {
             let needs_amax = how.recipe.needs_amax();
-            let amax = needs_amax.then(|| Self::largest_magnitude(x.clone()));
-            let num_rows = TensorMetadata::shape(&x)[0];
+            let amax = needs_amax.then(|| how.amax::<Self>(x.clone()));
+            let num_rows = match how.recipe.transforms(how.role, SummedDim::Rows) {
+                true => TensorMetadata::shape(&x)[0].next_multiple_of(recipe::NVFP4_BLOCK),
+                false => TensorMetadata::shape(&x)[0],
+            };
             let found = Self::quantize_matrix(x, amax, how);
             // An operand that sums over the rows may be padded with zeros.
             let rows = found.rows.map(|of| {

@@ -5,7 +5,7 @@
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::Shape;
+use burn::tensor::{Shape, Tensor};
 use megaburn_autograd::backend_ops::{cast, row, rows};
 use megaburn_autograd::{
     FusedOp, InputGrads, LinearPass, MainGrad, RecomputeFn, SavedInput, optional, read_weight,
@@ -167,6 +167,20 @@ impl<T: TensorMetadata, Q> SavedOperand<T, Q> {
     }
 }
 
+impl Quantization {
+    /// The largest magnitude of a matrix, and that of the transformed one if it is transformed for
+    /// products that sum over rows.
+    pub(super) fn amax<B: QuantizedOps>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        let own = B::largest_magnitude(x.clone());
+        if !self.recipe.transforms(self.role, SummedDim::Rows) {
+            return own;
+        }
+        let transformed = B::largest_magnitude(self.source::<B>(x, SummedDim::Rows));
+        let both = [own, transformed].map(B::wrap::<1>);
+        B::unwrap(Tensor::cat(both.to_vec(), 0))
+    }
+}
+
 impl LinearQuantization {
     /// How a matrix is quantised for the product that sums over `summed`.
     fn of(&self, role: MatrixRole, summed: SummedDim) -> Quantization {
@@ -175,13 +189,15 @@ impl LinearQuantization {
             role,
             rows: summed == SummedDim::Rows,
             cols: summed == SummedDim::Cols,
+            random: self.random.clone(),
         }
     }
 
     /// The largest magnitude that the scale of a matrix is derived from, if the recipe needs it.
     fn amax<B: QuantizedOps>(&self, role: MatrixRole, x: FloatTensor<B>) -> Option<FloatTensor<B>> {
         let needs_amax = self.recipe.needs_amax();
-        needs_amax.then(|| self.source(role).of::<B>(x, B::largest_magnitude))
+        let how = self.of(role, SummedDim::Rows);
+        needs_amax.then(|| self.source(role).of::<B>(x, |x| how.amax::<B>(x)))
     }
 
     fn source(&self, role: MatrixRole) -> &AmaxSource {

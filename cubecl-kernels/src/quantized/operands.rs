@@ -4,11 +4,13 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{FloatDType, Tensor};
 use megaburn_autograd::IntoPrimitive;
 
-use super::recipe::{MatrixRole, QuantizationRecipe};
+use super::hadamard::hadamard;
+use super::random_numbers::{Drawn, RandomNumbers};
+use super::recipe::{MatrixRole, QuantizationRecipe, SummedDim};
 use crate::gradient_accumulation_fusion::GradAccumFusion;
 
 /// How a matrix is quantised, and for which products.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Quantization {
     pub(crate) recipe: QuantizationRecipe,
     pub(crate) role: MatrixRole,
@@ -16,12 +18,39 @@ pub(crate) struct Quantization {
     pub(crate) rows: bool,
     /// Whether a product will sum over the columns.
     pub(crate) cols: bool,
+    /// What the recipe draws at random.
+    pub(crate) random: RandomNumbers,
+}
+
+impl Quantization {
+    /// The matrix as it is quantised for a product that sums over a dimension: it may be transformed.
+    pub(super) fn source<B: IntoPrimitive>(
+        &self,
+        x: FloatTensor<B>,
+        summed: SummedDim,
+    ) -> FloatTensor<B> {
+        match self.recipe.transforms(self.role, summed) {
+            true => hadamard::<B>(x, self.random.signs()),
+            false => x,
+        }
+    }
+
+    /// The place of that matrix's largest magnitude among those of the matrix.
+    pub(super) fn amax_index(&self, summed: SummedDim) -> usize {
+        self.recipe.transforms(self.role, summed).into()
+    }
+
+    /// The random numbers that the elements are rounded with, if they are.
+    pub(super) fn drawn(&self, shape: [usize; 2], summed: SummedDim) -> Option<Drawn> {
+        let draws = self.recipe.rounds_stochastically(self.role);
+        draws.then(|| self.random.drawn(shape, summed))
+    }
 }
 
 /// A quantised matrix `[r, c]` as an operand of products.
 #[derive(Clone, Debug)]
 pub(crate) struct Quantized<T> {
-    /// For products that sum over the rows: `[c, r]`.
+    /// For products that sum over the rows: `[c, r]`, or more columns if the matrix was padded.
     pub(crate) rows: Option<T>,
     /// For products that sum over the columns: `[r, c]`.
     pub(crate) cols: Option<T>,
@@ -51,7 +80,9 @@ pub(crate) trait QuantizedOps: GradAccumFusion + IntoPrimitive {
     ///
     /// # Shapes
     /// `x: [r, c]`; `amax: [1]` in f32, given if the recipe
-    /// [needs it](QuantizationRecipe::needs_amax)
+    /// [needs it](QuantizationRecipe::needs_amax). A recipe that
+    /// [transforms](QuantizationRecipe::transforms) the matrix needs `[2]`: the second is that of the
+    /// transformed matrix.
     fn quantize_matrix(
         x: FloatTensor<Self>,
         amax: Option<FloatTensor<Self>>,

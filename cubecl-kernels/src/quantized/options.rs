@@ -1,6 +1,7 @@
 use super::amax::AmaxSource;
 use super::counts::QuantizationCounts;
 use super::kept::KeptWeight;
+use super::random_numbers::RandomNumbers;
 use super::recipe::QuantizationRecipe;
 
 /// How [`quantized_linear`](crate::quantized_linear) quantises its matrices.
@@ -18,6 +19,8 @@ pub struct LinearQuantization {
     pub kept: Option<KeptWeight>,
     /// Counts the elements that saturate or underflow, if it is given.
     pub counts: Option<QuantizationCounts>,
+    /// What the recipe draws at random, if it does.
+    pub random: RandomNumbers,
 }
 
 impl LinearQuantization {
@@ -30,6 +33,7 @@ impl LinearQuantization {
             gradient: AmaxSource::default(),
             kept: None,
             counts: None,
+            random: RandomNumbers::new(0, ""),
         }
     }
 
@@ -42,6 +46,7 @@ impl LinearQuantization {
             input: self.input.without_record(),
             weight: self.weight.without_record(),
             gradient: self.gradient.without_record(),
+            random: self.random.clone(),
             // The magnitude of a kept weight is recorded where it is quantised: not in this pass.
             kept: match self.weight {
                 AmaxSource::Current(_) => self.kept.clone(),

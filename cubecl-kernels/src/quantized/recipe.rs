@@ -15,6 +15,29 @@ pub struct QuantizationRecipe {
     pub power_of_two_scales: bool,
 }
 
+/// The parts of NVFP4 that can be left out; by default none is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Nvfp4 {
+    /// Whether gradients are rounded [stochastically](SmallFloat::round_stochastically).
+    pub stochastic_rounding: bool,
+    /// Whether input and gradient are multiplied by a random Hadamard matrix, 16 tokens at a time,
+    /// before they are quantised for the gradient of the weight.
+    pub random_hadamard: bool,
+    /// Whether the elements of a weight share scales in blocks of 16 by 16, so that both passes
+    /// compute with the same numbers.
+    pub two_dimensional_weights: bool,
+}
+
+impl Default for Nvfp4 {
+    fn default() -> Self {
+        Self {
+            stochastic_rounding: true,
+            random_hadamard: true,
+            two_dimensional_weights: true,
+        }
+    }
+}
+
 /// Which elements of a matrix share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Scaling {
@@ -27,6 +50,11 @@ pub enum Scaling {
     /// (E8M0), rounded up. Source: OCP Microscaling Formats (MX) 1.0 (2023); Mishra et al.,
     /// "Recipes for Pre-training LLMs with MXFP8" (2025).
     Microscaling,
+    /// 16 neighbours along the dimension that a product sums over share a scale in E4M3, and all
+    /// elements another one in f32. The format is [E2M1](SmallFloat::E2m1). Source: NVIDIA,
+    /// "Pretraining Large Language Models with NVFP4" (2025); Transformer Engine,
+    /// `NVFP4BlockScaling`.
+    Nvfp4(Nvfp4),
 }
 
 /// The place of a matrix in a linear layer.
@@ -49,7 +77,20 @@ pub enum SummedDim {
     Cols,
 }
 
+/// The neighbours that share a scale in NVFP4, and the tokens of a Hadamard transform.
+pub(super) const NVFP4_BLOCK: usize = 16;
+
 impl QuantizationRecipe {
+    /// NVFP4, with all or some of its parts.
+    pub fn nvfp4(parts: Nvfp4) -> Self {
+        Self {
+            scaling: Scaling::Nvfp4(parts),
+            forward: SmallFloat::E2m1,
+            gradients: SmallFloat::E2m1,
+            power_of_two_scales: false,
+        }
+    }
+
     /// The format of a matrix.
     pub fn format(&self, role: MatrixRole) -> SmallFloat {
         match role {
@@ -64,12 +105,26 @@ impl QuantizationRecipe {
             Scaling::Tensor => None,
             Scaling::Blocks => Some(128),
             Scaling::Microscaling => Some(32),
+            Scaling::Nvfp4(_) => Some(NVFP4_BLOCK),
         }
     }
 
     /// Whether the scale depends on the largest magnitude of the whole matrix.
     pub fn needs_amax(&self) -> bool {
-        self.scaling == Scaling::Tensor
+        matches!(self.scaling, Scaling::Tensor | Scaling::Nvfp4(_))
+    }
+
+    /// Whether a matrix is transformed before it is quantised for a product that sums over a
+    /// dimension: input and gradient, along the tokens, by NVFP4's random Hadamard transform.
+    pub fn transforms(&self, role: MatrixRole, summed: SummedDim) -> bool {
+        let is_on = matches!(self.scaling, Scaling::Nvfp4(parts) if parts.random_hadamard);
+        is_on && role != MatrixRole::Weight && summed == SummedDim::Rows
+    }
+
+    /// Whether a matrix is rounded stochastically.
+    pub fn rounds_stochastically(&self, role: MatrixRole) -> bool {
+        let is_on = matches!(self.scaling, Scaling::Nvfp4(parts) if parts.stochastic_rounding);
+        is_on && role == MatrixRole::Gradient
     }
 
     /// The numbers of rows and columns that share a scale, of a product that sums over a dimension.
@@ -78,8 +133,13 @@ impl QuantizationRecipe {
         let Some(len) = self.block_len() else {
             return [usize::MAX; 2];
         };
+        let is_square = match self.scaling {
+            Scaling::Blocks => true,
+            Scaling::Nvfp4(parts) => parts.two_dimensional_weights,
+            Scaling::Tensor | Scaling::Microscaling => false,
+        };
         match summed {
-            _ if (self.scaling, role) == (Scaling::Blocks, MatrixRole::Weight) => [len; 2],
+            _ if is_square && role == MatrixRole::Weight => [len; 2],
             SummedDim::Rows => [len, 1],
             SummedDim::Cols => [1, len],
         }

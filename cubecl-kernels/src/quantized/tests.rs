@@ -11,6 +11,9 @@ use rstest::rstest;
 use super::*;
 
 fn recipe(scaling: Scaling, gradients: SmallFloat) -> QuantizationRecipe {
+    if let Scaling::Nvfp4(parts) = scaling {
+        return QuantizationRecipe::nvfp4(parts);
+    }
     QuantizationRecipe {
         scaling,
         forward: SmallFloat::E4m3,
@@ -19,7 +22,24 @@ fn recipe(scaling: Scaling, gradients: SmallFloat) -> QuantizationRecipe {
     }
 }
 
-const SCALINGS: [Scaling; 3] = [Scaling::Tensor, Scaling::Blocks, Scaling::Microscaling];
+const ALL_PARTS: Nvfp4 = Nvfp4 {
+    stochastic_rounding: true,
+    random_hadamard: true,
+    two_dimensional_weights: true,
+};
+const NO_PARTS: Nvfp4 = Nvfp4 {
+    stochastic_rounding: false,
+    random_hadamard: false,
+    two_dimensional_weights: false,
+};
+
+const SCALINGS: [Scaling; 5] = [
+    Scaling::Tensor,
+    Scaling::Blocks,
+    Scaling::Microscaling,
+    Scaling::Nvfp4(ALL_PARTS),
+    Scaling::Nvfp4(NO_PARTS),
+];
 
 #[rstest]
 fn numbers_are_the_nearest_of_their_block(

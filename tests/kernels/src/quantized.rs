@@ -5,8 +5,9 @@ use burn::prelude::Device;
 use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_autograd::MainGrad;
 use megaburn_kernels::{
-    AmaxSource, DelayedAmax, LinearOptions, LinearQuantization, MatrixRole, QuantizationCounts,
-    QuantizationRecipe, Scaling, SmallFloat, SummedDim, quantized_linear, quantized_numbers,
+    AmaxSource, DelayedAmax, LinearOptions, LinearQuantization, MatrixRole, Nvfp4,
+    QuantizationCounts, QuantizationRecipe, Scaling, SmallFloat, SummedDim, quantized_linear,
+    quantized_numbers,
 };
 
 use super::compare::{close, host, leaf, normal};
@@ -34,6 +35,13 @@ fn recipes() -> Vec<QuantizationRecipe> {
                 });
             }
         }
+    }
+    for is_on in [true, false] {
+        all.push(QuantizationRecipe::nvfp4(Nvfp4 {
+            stochastic_rounding: is_on,
+            random_hadamard: is_on,
+            two_dimensional_weights: is_on,
+        }));
     }
     all
 }

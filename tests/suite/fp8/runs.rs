@@ -147,3 +147,31 @@ fn a_loss_scale_is_dropped_and_starts_afresh() {
     assert_eq!(next("bf16"), Some(LossScaleConversion::Dropped));
     assert_eq!(next("f16"), Some(LossScaleConversion::Starts(512.0)));
 }
+
+/// The random numbers of NVFP4 are those of the step, not of the steps before in the process.
+#[test]
+fn random_numbers_go_on_where_a_run_was_saved() {
+    let nvfp4 = ["precision.recipe=nvfp4", "train.micro_batch=2"];
+    let dir = tempfile::tempdir().unwrap();
+    let saved = config(dir.path(), &nvfp4, "tp1");
+    let trained = |sets: &[&str], num: usize| {
+        let dir = tempfile::tempdir().unwrap();
+        train(&config(dir.path(), &[&nvfp4, sets].concat(), "tp1"), num)
+    };
+    let expected = trained(&[], 2);
+    on_trainers(&saved, |mut trainer| {
+        trainer.step()?;
+        trainer.save()
+    });
+    let next = on_trainers(&saved, |mut trainer| {
+        trainer.resume()?.expect("there is a checkpoint");
+        trainer.step()
+    });
+    assert_eq!(numbers(&next), expected[1..]);
+    let nearest = trained(&["precision.stochastic_rounding=false"], 1);
+    assert_eq!(nearest[0][0], expected[0][0], "the forward pass differs");
+    assert_ne!(
+        nearest[0][1], expected[0][1],
+        "nothing was rounded at random"
+    );
+}

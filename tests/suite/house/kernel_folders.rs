@@ -55,7 +55,15 @@ const OWN: [(&str, &[&str]); 13] = [
     (
         "quantized",
         &[
-            "amax", "counts", "format", "kept", "operands", "recipe", "scale",
+            "amax",
+            "counts",
+            "format",
+            "hadamard",
+            "kept",
+            "operands",
+            "random_numbers",
+            "recipe",
+            "scale",
         ],
     ),
     (

@@ -1,7 +1,8 @@
 use burn::{module::Module, tensor::Tensor};
 use megaburn_parallel::{
-    Attention, BatchContext, ContextParallel, CrossAttention, Mlp, Moe, Norm, Packed,
-    ParallelDropout, PlanBuilder, PositionTables, Recomputable, Residual, Sharded, recomputed,
+    Attention, BatchContext, ContextParallel, CrossAttention, CurrentTokens, Mlp, Moe, Norm,
+    Packed, ParallelDropout, PlanBuilder, PositionTables, Recomputable, Residual, Sharded,
+    recomputed,
 };
 
 use super::{
@@ -54,6 +55,8 @@ pub struct Block {
     order: BlockOrder,
     #[module(skip)]
     rope: BlockRope,
+    #[module(skip)]
+    current: CurrentTokens,
 }
 
 impl Block {
@@ -103,6 +106,7 @@ impl Block {
             placement,
             order,
             rope: config.block_rope(index),
+            current: build.scope.current.clone(),
         })
     }
 
@@ -115,6 +119,7 @@ impl Block {
     /// tokens
     pub(super) fn forward(&self, x: Residual, inputs: BlockInputs<'_>) -> Residual {
         let batch = inputs.batch;
+        self.current.set(batch.block);
         let attend = |x| {
             let y = self.attention.forward_in(x, self.tables(inputs), batch);
             self.attention_dropout.forward(y, batch.block)
@@ -224,11 +229,18 @@ impl Block {
     /// The MLP or the experts, recomputed if so configured, and the dropout in training.
     fn feed_forward(&self, x: Recomputable<3>, batch: &BatchContext) -> Tensor<3> {
         let recompute = self.recompute_mlp;
+        let (block, current) = (batch.block, self.current.clone());
         let y = match (&self.mlp, &self.moe) {
-            (Some(mlp), _) => maybe_recomputed(recompute, mlp, x, |mlp, x| mlp.forward(x)),
+            (Some(mlp), _) => maybe_recomputed(recompute, mlp, x, move |mlp, x| {
+                current.set(block);
+                mlp.forward(x)
+            }),
             (None, Some(moe)) => {
                 let batch = batch.clone();
-                maybe_recomputed(recompute, moe, x, move |moe, x| moe.forward(x, &batch))
+                maybe_recomputed(recompute, moe, x, move |moe, x| {
+                    current.set(block);
+                    moe.forward(x, &batch)
+                })
             }
             (None, None) => unreachable!("a block has either an MLP or experts"),
         };

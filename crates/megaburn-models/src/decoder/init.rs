@@ -2,7 +2,6 @@ use std::sync::Arc;
 
 use burn::prelude::Device;
 use megaburn_collective::Group;
-use megaburn_kernels::WeightSpan;
 use megaburn_mesh::{ShardPlan, Zigzag};
 use megaburn_parallel::{
     ActivationOffload, CrossEntropyConfig, PositionEmbeddingConfig, PrecisionScope, shard_plan,
@@ -59,15 +58,13 @@ impl DecoderConfig {
         if let Some(experts) = &self.experts {
             experts.check_grid(&groups.layers)?;
         }
+        let zigzag = Zigzag::new(groups.cp.rank(), groups.cp.size());
         let build = ModelBuilder {
             config: self,
             options,
             groups: &groups,
-            scope: PrecisionScope {
-                tokens: groups.layers.tp_cp.clone(),
-                weights: WeightSpan::default(),
-            },
-            zigzag: Zigzag::new(groups.cp.rank(), groups.cp.size()),
+            scope: PrecisionScope::new(groups.layers.tp_cp.clone(), zigzag),
+            zigzag,
             device,
         };
         let begins = stages.iter().any(|stage| stage.embedding);

@@ -1,12 +1,14 @@
 use burn::{config::Config, nn::Initializer, prelude::Device};
 use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
-use megaburn_mesh::{Axis, FusedPart, ShardSpec};
+use megaburn_mesh::{Axis, FusedPart, ShardSpec, Zigzag};
 
 use super::{
     LinearPlan, ParallelLinear,
     precision::{AmaxGroups, LinearPrecision},
     quantized::QuantizedLayer,
+    random_numbers,
+    rounding::{CurrentTokens, HeldRows},
     split::Split,
 };
 use crate::{
@@ -134,9 +136,11 @@ impl ParallelLinearConfig {
             .map(|spec| draw("bias", for_bias).param(spec, group, device));
         let replicas = ReplicatedParts::of(&weight_spec, group, &self.label())?;
         let groups = AmaxGroups::of_split(self.split, group, group);
-        let quantized = self
-            .precision
-            .map(|precision| QuantizedLayer::new(precision, groups, None));
+        let quantized = self.precision.map(|precision| {
+            let random = random_numbers(self, group, &weight_spec);
+            let rows = HeldRows::of_chunks(Zigzag::WHOLE, CurrentTokens::default());
+            QuantizedLayer::new(precision, groups, (random, rows))
+        });
         Ok(ParallelLinear {
             weight,
             bias: bias.transpose()?,

@@ -2,6 +2,7 @@ mod config;
 mod precision;
 mod quantized;
 mod replicated;
+mod rounding;
 mod split;
 
 use burn::{
@@ -16,17 +17,19 @@ use megaburn_collective::{
         scatter_to_last_dim,
     },
 };
-use megaburn_kernels::{Bias, GroupWeight, LinearOptions, add_bias};
+use megaburn_kernels::{Bias, GroupWeight, LinearOptions, RandomNumbers, add_bias};
 use megaburn_mesh::ShardSpec;
 
 pub use config::ParallelLinearConfig;
 pub use precision::{LinearPrecision, PrecisionScope};
 pub use quantized::QuantizedLayer;
 pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
+pub use rounding::CurrentTokens;
 pub use split::Split;
 
 use precision::AmaxGroups;
 use quantized::product;
+use rounding::HeldRows;
 
 use crate::{
     recomputable::Recomputable,
@@ -153,8 +156,11 @@ impl ParallelLinear {
     pub fn in_scope(mut self, scope: &PrecisionScope) -> Self {
         let LinearPlan { config, group, .. } = &self.plan;
         let groups = AmaxGroups::of_split(config.split, group, &scope.tokens);
-        let of = |precision| QuantizedLayer::new(precision, groups, Some(&scope.weights));
-        self.plan.quantized = config.precision.map(of);
+        let random = random_numbers(config, group, &self.plan.weight_spec);
+        let rows = HeldRows::of_chunks(scope.context, scope.current.clone());
+        let layer = |precision| QuantizedLayer::new(precision, groups, (random, rows));
+        let quantized = config.precision.map(layer);
+        self.plan.quantized = quantized.map(|layer| layer.kept_in(&scope.weights));
         self
     }
 
@@ -269,6 +275,22 @@ impl ParallelLinear {
                 .iter()
                 .fold(bias, |bias, part| part.with_summed_grad(bias, 0)),
         })
+    }
+}
+
+/// The random numbers of a rank's features of the layer's output.
+fn random_numbers(
+    config: &ParallelLinearConfig,
+    group: &Group,
+    weight: &ShardSpec,
+) -> RandomNumbers {
+    let numbers = RandomNumbers::new(group.seed(), config.path.as_deref().unwrap_or_default());
+    match config.split {
+        Split::Row => numbers,
+        Split::Column => {
+            let own = weight.pieces.iter().map(|piece| piece.global.clone());
+            numbers.with_cols(own.collect::<Vec<_>>(), config.d_output)
+        }
     }
 }
 

@@ -3,9 +3,9 @@
 use burn::config::Config;
 use megaburn_collective::Group;
 use megaburn_kernels::{QuantizationRecipe, WeightSpan};
-use megaburn_mesh::FusedPart;
+use megaburn_mesh::{FusedPart, Zigzag};
 
-use super::split::Split;
+use super::{rounding::CurrentTokens, split::Split};
 
 /// How linear layers quantise the matrices of their products.
 ///
@@ -13,8 +13,9 @@ use super::split::Split;
 /// matrix, so that every layout computes the numbers of one rank. Ranks with other samples
 /// (data parallelism) do not share scales.
 ///
-/// Source: Transformer Engine, `Float8CurrentScaling`, `DelayedScaling`, `Float8BlockScaling` and
-/// `MXFP8BlockScaling`; Megatron-LM `megatron/core/fp8_utils.py`.
+/// Source: Transformer Engine, `Float8CurrentScaling`, `DelayedScaling`, `Float8BlockScaling`,
+/// `MXFP8BlockScaling` and `NVFP4BlockScaling`; Megatron-LM `megatron/core/fp8_utils.py` and
+/// `fp4_utils.py`.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct LinearPrecision {
     /// The formats, and which elements share a scale.
@@ -32,6 +33,23 @@ pub struct PrecisionScope {
     pub tokens: Group,
     /// Says when no weight changes, so that each is quantised only once.
     pub weights: WeightSpan,
+    /// Says which micro-batch the layers see.
+    pub current: CurrentTokens,
+    /// This rank's chunks of each sequence.
+    pub context: Zigzag,
+}
+
+impl PrecisionScope {
+    /// The scope of a model whose sequences are split over `tokens`, of which this rank holds the
+    /// chunks of `context`.
+    pub fn new(tokens: Group, context: Zigzag) -> Self {
+        Self {
+            tokens,
+            weights: WeightSpan::default(),
+            current: CurrentTokens::default(),
+            context,
+        }
+    }
 }
 
 /// The ranks that hold parts of each matrix of a layer.

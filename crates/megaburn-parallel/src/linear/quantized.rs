@@ -6,10 +6,11 @@ use burn::tensor::Tensor;
 use megaburn_collective::{Group, region::max_over};
 use megaburn_kernels::{
     AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearOptions, LinearQuantization,
-    MatrixRole, QuantizationCounts, WeightSpan, linear, quantized_linear,
+    MatrixRole, QuantizationCounts, RandomNumbers, WeightSpan, linear, quantized_linear,
 };
 
 use super::precision::{AmaxGroups, LinearPrecision};
+use super::rounding::HeldRows;
 
 /// The precision of one linear layer's products. Clones share it, so the trainer can
 /// [set](Self::set) another one between two steps, while the layer is in a model. Within a step all
@@ -22,6 +23,8 @@ pub struct QuantizedLayer {
     gradient: Matrix,
     kept: Option<KeptWeight>,
     counts: QuantizationCounts,
+    /// The layer's random numbers, and which rows of the gradient this rank has.
+    random: (RandomNumbers, HeldRows),
 }
 
 #[derive(Debug)]
@@ -39,11 +42,11 @@ struct Matrix {
 }
 
 impl QuantizedLayer {
-    /// A layer whose quantised weight is kept if there is a span.
+    /// A layer that draws random numbers if the recipe does.
     pub(super) fn new(
         precision: LinearPrecision,
         groups: AmaxGroups<'_>,
-        weights: Option<&WeightSpan>,
+        random: (RandomNumbers, HeldRows),
     ) -> Self {
         Self {
             state: Arc::new(Mutex::new(LayerState {
@@ -53,9 +56,16 @@ impl QuantizedLayer {
             input: Matrix::new(groups.input),
             weight: Matrix::new(groups.weight),
             gradient: Matrix::new(groups.gradient),
-            kept: weights.map(KeptWeight::new),
+            kept: None,
             counts: QuantizationCounts::default(),
+            random,
         }
+    }
+
+    /// The layer in a model: its quantised weight is kept while weights do not change.
+    pub(super) fn kept_in(mut self, weights: &WeightSpan) -> Self {
+        self.kept = Some(KeptWeight::new(weights));
+        self
     }
 
     /// Sets the precision of the next passes; `None` computes products in the type of the
@@ -100,6 +110,7 @@ impl QuantizedLayer {
             gradient: source(MatrixRole::Gradient),
             kept: self.kept.clone(),
             counts: is_counted.then(|| self.counts.clone()),
+            random: self.random.0.clone(),
         })
     }
 
@@ -137,13 +148,18 @@ pub(super) fn product<const D: usize>(
     options: LinearOptions,
     layer: Option<&QuantizedLayer>,
 ) -> Tensor<D> {
-    let Some(quantization) = layer.and_then(QuantizedLayer::quantization) else {
+    let quantized = layer.and_then(|layer| Some((layer, layer.quantization()?)));
+    let Some((layer, mut quantization)) = quantized else {
         return linear(x, weight, bias, options);
     };
-    let quantization = if x.device().is_autodiff() {
-        quantization
-    } else {
-        quantization.without_record()
-    };
+    if !x.device().is_autodiff() {
+        quantization = quantization.without_record();
+    } else if quantization
+        .recipe
+        .rounds_stochastically(MatrixRole::Gradient)
+    {
+        let rows = x.dims()[..D - 1].iter().product();
+        quantization.random = layer.random.1.numbers(quantization.random, rows);
+    }
     quantized_linear(x, weight, bias, options, quantization)
 }

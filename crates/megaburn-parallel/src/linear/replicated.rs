@@ -7,12 +7,13 @@ use burn::{
 };
 use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
-use megaburn_kernels::LinearOptions;
-use megaburn_mesh::{Axis, ShardSpec};
+use megaburn_kernels::{LinearOptions, RandomNumbers};
+use megaburn_mesh::{Axis, ShardSpec, Zigzag};
 
 use super::{
     precision::{AmaxGroups, LinearPrecision, PrecisionScope},
     quantized::{QuantizedLayer, product},
+    rounding::{CurrentTokens, HeldRows},
 };
 use crate::{
     error::ParallelError,
@@ -68,9 +69,12 @@ impl ReplicatedLinearConfig {
         let spec = ShardSpec::whole(&shape, Axis::Tp, group.rank(), group.size());
         let bias = || Initializer::Zeros.init([self.d_output], device);
         let tokens = self.sequence_parallel.then_some(group);
-        let quantized = self
-            .precision
-            .map(|precision| QuantizedLayer::new(precision, AmaxGroups::of_tokens(tokens), None));
+        let quantized = self.precision.map(|precision| {
+            let rows = HeldRows::of_chunks(Zigzag::WHOLE, CurrentTokens::default());
+            let random = random_numbers(group, self.path.as_deref());
+            let groups = AmaxGroups::of_tokens(tokens);
+            QuantizedLayer::new(precision, groups, (random, rows.of_shard(tokens)))
+        });
         Ok(ReplicatedLinear {
             weight: draw.param(&spec, group, device)?,
             bias: self.bias.then(bias),
@@ -145,13 +149,18 @@ impl ReplicatedLinear {
             precision,
             sequence_parallel,
             group,
+            path,
             ..
         } = &self.plan;
         let tokens = &scope.tokens;
         let is_split = *sequence_parallel || tokens.size() > group.size();
         let groups = AmaxGroups::of_tokens(is_split.then_some(tokens));
-        let of = |precision| QuantizedLayer::new(precision, groups, Some(&scope.weights));
-        self.plan.quantized = precision.map(of);
+        let random = random_numbers(group, path.as_deref());
+        let rows = HeldRows::of_chunks(scope.context, scope.current.clone());
+        let rows = rows.of_shard(sequence_parallel.then_some(group));
+        let layer = |precision| QuantizedLayer::new(precision, groups, (random, rows));
+        let quantized = precision.map(layer);
+        self.plan.quantized = quantized.map(|layer| layer.kept_in(&scope.weights));
         self
     }
 
@@ -175,6 +184,11 @@ impl ReplicatedLinear {
     fn bias_grad(&self) -> Option<MainGrad> {
         (!self.plan.replica.is_summed()).then(|| self.plan.bias_grad.clone())
     }
+}
+
+/// The random numbers of all features of the layer's output.
+fn random_numbers(group: &Group, path: Option<&str>) -> RandomNumbers {
+    RandomNumbers::new(group.seed(), path.unwrap_or_default())
 }
 
 impl Sharded for ReplicatedLinear {

@@ -3,13 +3,13 @@
 use burn::tensor::{Tensor, TensorData};
 use megaburn_collective::Group;
 use megaburn_kernels::{
-    LinearOptions, LinearQuantization, MatrixRole, QuantizationRecipe, Scaling, SmallFloat,
+    LinearOptions, LinearQuantization, MatrixRole, Nvfp4, QuantizationRecipe, Scaling, SmallFloat,
     WeightSpan, quantized_linear,
 };
-use megaburn_mesh::{Axis, FusedPart, ShardSpec};
+use megaburn_mesh::{Axis, FusedPart, ShardSpec, Zigzag};
 use megaburn_parallel::{
     LinearPrecision, MlpConfig, ParallelLinear, ParallelLinearConfig, PrecisionScope,
-    ReplicatedLinear, ReplicatedLinearConfig, quantized_layers,
+    ReplicatedLinear, ReplicatedLinearConfig, TokenBlock, quantized_layers,
 };
 use rstest::rstest;
 
@@ -19,6 +19,9 @@ use crate::{
 };
 
 fn precision(scaling: Scaling) -> LinearPrecision {
+    if let Scaling::Nvfp4(parts) = scaling {
+        return LinearPrecision::new(QuantizationRecipe::nvfp4(parts));
+    }
     LinearPrecision::new(QuantizationRecipe {
         scaling,
         forward: SmallFloat::E4m3,
@@ -28,6 +31,11 @@ fn precision(scaling: Scaling) -> LinearPrecision {
 }
 
 const TENSOR: Scaling = Scaling::Tensor;
+const NVFP4: Scaling = Scaling::Nvfp4(Nvfp4 {
+    stochastic_rounding: true,
+    random_hadamard: true,
+    two_dimensional_weights: true,
+});
 
 /// All ranks derive the same scales as one rank and so quantise to the same numbers: the results
 /// differ by the order of sums only.
@@ -37,7 +45,9 @@ fn a_quantised_column_split_is_the_whole_layer(
         (TENSOR, 3, [6, 2, 10, 24]),
         (TENSOR, 4, [8, 1, 7, 20]),
         (Scaling::Blocks, 2, [4, 3, 40, 256]),
-        (Scaling::Microscaling, 3, [6, 1, 50, 96])
+        (Scaling::Microscaling, 3, [6, 1, 50, 96]),
+        (NVFP4, 2, [4, 3, 40, 64]),
+        (NVFP4, 3, [6, 3, 24, 48])
     )]
     (scaling, ranks, sizes): (Scaling, usize, [usize; 4]),
     #[values(false, true)] delayed: bool,
@@ -71,7 +81,9 @@ fn a_quantised_row_split_is_the_whole_layer(
         (TENSOR, 3, [6, 2, 24, 10]),
         (TENSOR, 4, [8, 1, 20, 7]),
         (Scaling::Blocks, 2, [4, 3, 256, 40]),
-        (Scaling::Microscaling, 3, [6, 1, 96, 50])
+        (Scaling::Microscaling, 3, [6, 1, 96, 50]),
+        (NVFP4, 2, [4, 3, 64, 40]),
+        (NVFP4, 3, [6, 3, 48, 24])
     )]
     (scaling, ranks, sizes): (Scaling, usize, [usize; 4]),
     #[values(false, true)] delayed: bool,
@@ -93,14 +105,18 @@ fn a_quantised_row_split_is_the_whole_layer(
     assert_same_under_layout(&setting, build, ParallelLinear::forward);
 }
 
-/// Gate and up are one matrix, and so are queries, keys and values: one scale each.
+/// Gate and up are one matrix, and so are queries, keys and values: one scale each. Random numbers are
+/// those of the whole matrix, of which a rank holds two parts.
 #[rstest]
-fn quantised_fused_parts_have_one_scale(#[values(2, 4)] ranks: usize) {
-    let parts = [FusedPart::units(8, 3), FusedPart::units(4, 3)];
+fn quantised_fused_parts_have_one_scale(
+    #[values((TENSOR, 3), (NVFP4, 16))] (scaling, unit): (Scaling, usize),
+    #[values(2, 4)] ranks: usize,
+) {
+    let parts = [FusedPart::units(8, unit), FusedPart::units(4, unit)];
     let d_output = parts.iter().map(FusedPart::size).sum();
     let config = ParallelLinearConfig::column(10, d_output)
         .with_parts(parts)
-        .with_precision(Some(precision(TENSOR)))
+        .with_precision(Some(precision(scaling)))
         .with_name("layer");
     let setting = Setting {
         ranks,
@@ -235,10 +251,7 @@ fn ranks_with_other_tokens_share_the_scales_of_tokens(
             let alone = Group::single(seed);
             let layer = config.init(&alone, &autodiff()).unwrap();
             let layer = if shares {
-                layer.in_scope(&PrecisionScope {
-                    tokens: cp.clone(),
-                    weights: WeightSpan::default(),
-                })
+                layer.in_scope(&PrecisionScope::new(cp.clone(), Zigzag::WHOLE))
             } else {
                 layer
             };
@@ -324,8 +337,8 @@ fn delayed_scales_are_those_that_are_set() {
     // A weight that is kept for an evaluation would not be recorded in the pass that is trained on.
     let span = WeightSpan::default();
     let scoped = layer.clone().in_scope(&PrecisionScope {
-        tokens: Group::single(1),
         weights: span.clone(),
+        ..PrecisionScope::new(Group::single(1), Zigzag::WHOLE)
     });
     {
         let _unchanged = span.unchanged();
@@ -378,4 +391,28 @@ fn the_precision_of_a_layer_can_change() {
     let blocks = layer.forward(x()).into_data();
     assert_ne!(blocks, exact);
     assert_ne!(blocks, quantised);
+}
+
+/// The rounding of a gradient depends on the step, and on the micro-batch in it.
+#[test]
+fn micro_batches_are_rounded_by_their_own_numbers() {
+    let scope = PrecisionScope::new(Group::single(3), Zigzag::WHOLE);
+    let config = ParallelLinearConfig::new(8, 32).with_precision(Some(precision(NVFP4)));
+    let layer = config.init(&Group::single(3), &autodiff()).unwrap();
+    let layer = layer.in_scope(&scope);
+    let [x, dy] = [[4, 1, 8], [4, 1, 32]].map(|shape| normal(&shape, 5, "x"));
+    let gradient = |step, first_sample| {
+        scope
+            .current
+            .set(Some(TokenBlock::new(step, 2, first_sample)));
+        let x = leaf::<3>(x.clone());
+        let y = layer.forward(x.clone());
+        scope.current.set(Some(TokenBlock::new(99, 2, 0)));
+        let dy = Tensor::from_data(dy.clone(), &autodiff());
+        floats(&x.grad(&(y * dy).sum().backward()).unwrap().into_data())
+    };
+    let first = gradient(1, 0);
+    assert_eq!(gradient(1, 0), first);
+    assert_ne!(gradient(1, 1), first);
+    assert_ne!(gradient(2, 0), first);
 }

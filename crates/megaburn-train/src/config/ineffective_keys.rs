@@ -93,6 +93,8 @@ mod tests {
     #[case(&["precision.margin=1", "precision.format=e4m3", "precision.recipe=tensorwise"], &["precision.margin"])]
     #[case(&["precision.power_of_two_scales=true", "precision.recipe=mxfp8"], &["precision.power_of_two_scales"])]
     #[case(&["precision.format=hybrid"], &["precision.format"])]
+    #[case(&["precision.random_hadamard=false", "precision.recipe=mxfp8"], &["precision.random_hadamard"])]
+    #[case(&["precision.stochastic_rounding=false", "precision.recipe=nvfp4"], &[])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {

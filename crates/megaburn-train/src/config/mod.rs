@@ -54,6 +54,7 @@ mod part_names;
 mod pipeline;
 mod precision;
 mod precision_fallback;
+mod precision_layouts;
 mod precision_schedule;
 mod ranges;
 mod recompute;
@@ -147,7 +148,8 @@ pub struct TrainConfig {
     pub moe: MoeTrainingConfig,
     /// `[recompute]`: which activations backward recomputes instead of keeping them.
     pub recompute: RecomputeConfig,
-    /// `[precision]`: whether the linear layers of attention and MLPs multiply matrices in FP8.
+    /// `[precision]`: whether the linear layers of attention and MLPs multiply matrices in FP8 or
+    /// FP4.
     pub precision: PrecisionConfig,
     /// `[generate]`: the sample generated at the end.
     pub generate: GenerateConfig,

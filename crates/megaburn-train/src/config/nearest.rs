@@ -107,6 +107,7 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("world_size", "parallel.ranks"),
     ("activation_checkpointing", "recompute.method"),
     ("gradient_checkpointing", "recompute.method"),
+    ("fp4_recipe", "precision.recipe"),
     ("fp8_recipe", "precision.recipe"),
     ("fp8_format", "precision.format"),
     ("fp8_margin", "precision.margin"),

@@ -3,29 +3,26 @@
 use std::fmt;
 
 use burn::tensor::Device;
-use megaburn_kernels::{QuantizationRecipe, Scaling, SmallFloat, can_quantize};
-use megaburn_mesh::Layout;
-use megaburn_models::{DecoderConfig, decoder::Precision};
+use megaburn_kernels::{Nvfp4, QuantizationRecipe, Scaling, SmallFloat, can_quantize};
+use megaburn_models::decoder::Precision;
 use megaburn_parallel::LinearPrecision;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    TrainConfig, ineffective_keys::Condition, precision_fallback::PrecisionFallbackConfig,
-    require::require,
-};
+use super::{ineffective_keys::Condition, precision_fallback::PrecisionFallbackConfig};
 use crate::error::TrainError;
 
-/// `[precision]`: whether the linear layers of attention and MLPs multiply matrices in FP8.
+/// `[precision]`: whether the linear layers of attention and MLPs multiply matrices in FP8 or FP4.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[derive(JsonSchema)]
 pub struct PrecisionConfig {
     /// How matrices are quantised before they are multiplied (Megatron-LM's `--fp8-recipe`): `bf16`
-    /// (not at all), `tensorwise`, `delayed`, `blockwise` or `mxfp8`.
+    /// (not at all), `tensorwise`, `delayed`, `blockwise` or `mxfp8`; `nvfp4` (`--fp4-recipe`).
     pub recipe: PrecisionRecipe,
     /// The FP8 formats (`--fp8-format`): `hybrid` or `e4m3`. Default, as in Transformer Engine:
-    /// `hybrid` with `tensorwise` and `delayed`, `e4m3` with `blockwise` and `mxfp8`.
+    /// `hybrid` with `tensorwise` and `delayed`, `e4m3` with `blockwise` and `mxfp8`. With `nvfp4` all
+    /// matrices are in E2M1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<Fp8Format>,
     /// Whether scales are rounded to powers of two, so that scaling itself rounds nothing. Default, as
@@ -50,6 +47,16 @@ pub struct PrecisionConfig {
     /// magnitudes that grow from step to step.
     #[schemars(extend("minimum" = 0, "maximum" = 16))]
     pub margin: u32,
+    /// Whether gradients are rounded stochastically with `nvfp4`, so that their expected value stays
+    /// (Transformer Engine's `NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING=0`).
+    pub stochastic_rounding: bool,
+    /// Whether `nvfp4` multiplies the matrices of weight gradients by a random Hadamard matrix, 16
+    /// tokens at a time, which spreads outliers (`NVTE_NVFP4_DISABLE_RHT=0`).
+    pub random_hadamard: bool,
+    /// Whether blocks of 16 by 16 elements of weights share a scale with `nvfp4`, so that both passes
+    /// compute with the same numbers, instead of 16 neighbours
+    /// (`NVTE_NVFP4_DISABLE_2D_QUANTIZATION=0`).
+    pub two_dimensional_weights: bool,
     /// Steps between measurements of what quantisation loses, for `metrics.jsonl`: for each matrix of
     /// each quantised layer, the shares of elements that saturate and underflow, and the largest
     /// magnitude; 0 measures never.
@@ -77,6 +84,9 @@ impl Default for PrecisionConfig {
             log_interval: 0,
             schedule: Vec::new(),
             fallback: PrecisionFallbackConfig::default(),
+            stochastic_rounding: true,
+            random_hadamard: true,
+            two_dimensional_weights: true,
         }
     }
 }
@@ -114,6 +124,8 @@ pub enum PrecisionRecipe {
     Blockwise,
     /// One power of two for 32 neighbours (OCP Microscaling).
     Mxfp8,
+    /// Four bits, one scale in E4M3 for 16 neighbours, and one in f32 per matrix (NVFP4).
+    Nvfp4,
 }
 
 impl fmt::Display for PrecisionRecipe {
@@ -124,6 +136,7 @@ impl fmt::Display for PrecisionRecipe {
             Self::Delayed => "delayed",
             Self::Blockwise => "blockwise",
             Self::Mxfp8 => "mxfp8",
+            Self::Nvfp4 => "nvfp4",
         })
     }
 }
@@ -188,6 +201,13 @@ impl PrecisionConfig {
             PrecisionRecipe::Tensorwise | PrecisionRecipe::Delayed => Scaling::Tensor,
             PrecisionRecipe::Blockwise => Scaling::Blocks,
             PrecisionRecipe::Mxfp8 => Scaling::Microscaling,
+            PrecisionRecipe::Nvfp4 => {
+                return Some(QuantizationRecipe::nvfp4(Nvfp4 {
+                    stochastic_rounding: self.stochastic_rounding,
+                    random_hadamard: self.random_hadamard,
+                    two_dimensional_weights: self.two_dimensional_weights,
+                }));
+            }
         };
         let is_blockwise = scaling == Scaling::Blocks;
         Some(QuantizationRecipe {
@@ -219,10 +239,11 @@ impl PrecisionConfig {
 
     /// When keys of the section have an effect.
     pub(super) fn conditions(&self) -> Vec<Condition> {
-        use PrecisionRecipe::{Bf16, Delayed, Mxfp8};
+        use PrecisionRecipe::{Bf16, Delayed, Mxfp8, Nvfp4};
         let is_quantised = self.quantizes();
         let has_scales = self.uses(|recipe| ![Bf16, Mxfp8].contains(&recipe));
         let is_delayed = self.uses(|recipe| recipe == Delayed);
+        let is_nvfp4 = self.uses(|recipe| recipe == Nvfp4);
         vec![
             (
                 "format num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 log_interval \
@@ -255,205 +276,11 @@ impl PrecisionConfig {
                 self.fallback.is_set(),
                 "with precision.fallback.max_saturated_share, max_underflow_share or loss_spike",
             ),
+            (
+                "stochastic_rounding random_hadamard two_dimensional_weights",
+                is_nvfp4,
+                "with precision.recipe = \"nvfp4\"",
+            ),
         ]
-    }
-}
-
-impl TrainConfig {
-    /// Refuses a recipe whose blocks a layout would cut, because the layout would then compute other
-    /// numbers than one rank; and numbers of layers that the model does not have.
-    pub(super) fn check_precision(
-        &self,
-        layout: &Layout,
-        model: &DecoderConfig,
-    ) -> Result<(), TrainError> {
-        self.check_phases(|phase| phase.check_recipe(layout, model))
-    }
-
-    fn check_recipe(&self, layout: &Layout, model: &DecoderConfig) -> Result<(), TrainError> {
-        let PrecisionConfig {
-            recipe,
-            num_layers_at_start_in_bf16: start,
-            num_layers_at_end_in_bf16: end,
-            ..
-        } = self.precision;
-        let Some(quantization) = self.precision.quantization() else {
-            return Ok(());
-        };
-        let layers = model.layers;
-        for (key, num, left) in [
-            ("precision.num_layers_at_start_in_bf16", start, layers),
-            (
-                "precision.num_layers_at_end_in_bf16",
-                end,
-                layers.saturating_sub(start),
-            ),
-        ] {
-            let rule = format!("less than {left}, or none of {layers} layers is quantised");
-            require(num < left, key, num, rule)?;
-        }
-        let rule = "\"bf16\" with parallel.max_tokens_per_rank: the ranks that share a document, and \
-            its scales, change from document to document";
-        let is_dealt = self.parallel.max_tokens_per_rank.is_some();
-        require(!is_dealt, "precision.recipe", recipe, rule)?;
-        let Some(block) = quantization.block_len() else {
-            return Ok(());
-        };
-        let tensor = "\"tensorwise\" or \"delayed\"";
-        let Layout { tp, cp, .. } = *layout;
-        let features = features(model).into_iter().filter(|_| tp > 1);
-        let mut cut = features.map(|(what, unit, units)| (what, (units / tp).max(1) * unit));
-        if let Some((what, own)) = cut.find(|(_, own)| !own.is_multiple_of(block)) {
-            let rule = format!(
-                "{tensor} with this model and tp {tp}: {block} features share a scale, and each rank \
-                would have {own} of {what}, which is no multiple of {block}"
-            );
-            return require(false, "precision.recipe", recipe, rule);
-        }
-        // Ranks with latents and sequence parallelism also split the tokens of replicated layers.
-        let splits_rows = layout.sp && model.latent.is_some();
-        if cp == 1 && !splits_rows {
-            return Ok(());
-        }
-        let rule = format!(
-            "{tensor} with packed documents (data.documents) over cp {cp}: {block} tokens share a \
-            scale, and the chunks of documents would cut them"
-        );
-        require(
-            !(self.data.documents && cp > 1),
-            "precision.recipe",
-            recipe,
-            rule,
-        )?;
-        let chunks = if cp > 1 { 2 * cp } else { 1 };
-        let parts = if splits_rows { chunks * tp } else { chunks };
-        let tokens = self.padded_seq_len(layout) * self.train.micro_batch / parts;
-        let rule = format!(
-            "{tensor} with this data.seq_len, train.micro_batch and layout: {block} tokens of a \
-            micro-batch share a scale, and it is split into parts of {tokens}, which is no multiple \
-            of {block}"
-        );
-        require(
-            tokens.is_multiple_of(block),
-            "precision.recipe",
-            recipe,
-            rule,
-        )
-    }
-}
-
-/// The dimensions that tensor parallelism splits: the name, the features of a unit, and the number
-/// of units.
-fn features(model: &DecoderConfig) -> Vec<(&'static str, usize, usize)> {
-    let DecoderConfig {
-        heads,
-        kv_heads,
-        head_dim,
-        ffn,
-        ..
-    } = *model;
-    let has_mlp = (0..model.num_blocks()).any(|index| model.layer_experts(index).is_none());
-    let shared = model
-        .experts
-        .as_ref()
-        .and_then(|experts| experts.shared_ffn);
-    let mut all = match &model.latent {
-        Some(latent) => vec![
-            (
-                "queries",
-                latent.qk_nope_head_dim + latent.qk_rope_head_dim,
-                heads,
-            ),
-            (
-                "keys and values",
-                latent.qk_nope_head_dim + latent.v_head_dim,
-                heads,
-            ),
-            ("values", latent.v_head_dim, heads),
-        ],
-        None => vec![("queries", head_dim, heads), ("keys", head_dim, kv_heads)],
-    };
-    all.extend(has_mlp.then_some(("model.ffn", 1, ffn)));
-    all.extend(shared.map(|ffn| ("model.experts.shared_ffn", 1, ffn)));
-    all
-}
-
-#[cfg(test)]
-mod tests {
-    use rstest::rstest;
-
-    use crate::config::ConfigLayers;
-
-    fn checked(sets: &[&str], layout: &str) -> String {
-        let layers = ConfigLayers::new().with_layout(layout).unwrap();
-        let layers = sets
-            .iter()
-            .try_fold(layers, |layers, set| layers.with_set(set));
-        let checked = layers.and_then(|layers| layers.load()?.layout(None));
-        checked
-            .err()
-            .map(|error| error.to_string())
-            .unwrap_or_default()
-    }
-
-    #[rstest]
-    #[case(&["precision.recipe=fp8"], "tp1", "precision.recipe")]
-    #[case(&["precision.recipe=nvfp4"], "tp1", "precision.recipe")]
-    #[case(&["precision.format=e5m2"], "tp1", "precision.format")]
-    #[case(&["precision.amax_history_len=0"], "tp1", "`precision.amax_history_len` is 0: it must be at least 1")]
-    #[case(&["precision.margin=17"], "tp1", "`precision.margin` is 17: it must be from 0 to 16")]
-    #[case(
-        &["precision.recipe=delayed", "precision.num_layers_at_start_in_bf16=5"],
-        "tp1",
-        "`precision.num_layers_at_start_in_bf16` is 5: it must be less than 4, or none of 4 layers"
-    )]
-    #[case(
-        &[
-            "precision.recipe=mxfp8",
-            "precision.num_layers_at_start_in_bf16=2",
-            "precision.num_layers_at_end_in_bf16=2",
-        ],
-        "tp1",
-        "`precision.num_layers_at_end_in_bf16` is 2: it must be less than 2, or none of 4 layers"
-    )]
-    #[case(
-        &["precision.recipe=blockwise"],
-        "tp2-sp",
-        "`precision.recipe` is blockwise: it must be \"tensorwise\" or \"delayed\" with this model and \
-        tp 2: 128 features share a scale, and each rank would have 64 of queries, which is no multiple \
-        of 128"
-    )]
-    #[case(
-        &["precision.recipe=mxfp8", "train.micro_batch=1"],
-        "cp8",
-        "it is split into parts of 8, which is no multiple of 32"
-    )]
-    #[case(
-        &["precision.recipe=mxfp8", "data.documents=true", "data.document_multiple=8"],
-        "cp2",
-        "with packed documents (data.documents) over cp 2"
-    )]
-    #[case(
-        &["precision.recipe=tensorwise", "data.documents=true", "parallel.max_tokens_per_rank=256"],
-        "cp2",
-        "\"bf16\" with parallel.max_tokens_per_rank"
-    )]
-    fn what_cannot_be_quantised_is_refused_by_its_key(
-        #[case] sets: &[&str],
-        #[case] layout: &str,
-        #[case] message: &str,
-    ) {
-        let error = checked(sets, layout);
-        assert!(error.contains(message), "{error}");
-    }
-
-    #[rstest]
-    #[case(&["precision.recipe=blockwise"], "dp2")]
-    #[case(&["precision.recipe=mxfp8"], "tp2-sp")]
-    #[case(&["precision.recipe=mxfp8"], "cp2")]
-    #[case(&["precision.recipe=tensorwise"], "tp4-sp")]
-    #[case(&["precision.recipe=delayed"], "cp4")]
-    fn what_layouts_do_not_cut_is_accepted(#[case] sets: &[&str], #[case] layout: &str) {
-        assert_eq!(checked(sets, layout), "");
     }
 }

@@ -179,21 +179,29 @@ fn of_training(run: &Run, args: &mut Dict) {
 fn of_precision(run: &Run, args: &mut Dict) {
     let precision = &run.config.precision.at_step(run.progress.step + 1);
     let (recipe, format) = (precision.recipe, precision.resolved_format());
-    if recipe == PrecisionRecipe::Bf16 {
-        if args.get("fp8").is_some() {
-            args.set("fp8", Tree::None);
+    let is_fp4 = recipe == PrecisionRecipe::Nvfp4;
+    let is_fp8 = recipe != PrecisionRecipe::Bf16 && !is_fp4;
+    for (name, is_used) in [("fp8", is_fp8), ("fp4", is_fp4)] {
+        if !is_used && args.get(name).is_some() {
+            args.set(name, Tree::None);
         }
+    }
+    if is_fp4 {
+        args.set("fp4", "e2m1");
+        args.set("fp4_recipe", "nvfp4");
+    } else if is_fp8 {
+        args.set("fp8", format.to_string().as_str());
+        args.set("fp8_recipe", recipe.to_string().as_str());
+        args.set("fp8_margin", int(precision.margin as usize));
+        args.set("fp8_amax_history_len", int(precision.amax_history_len));
+        let compute = match precision.amax_compute {
+            AmaxCompute::Max => "max",
+            AmaxCompute::MostRecent => "most_recent",
+        };
+        args.set("fp8_amax_compute_algo", compute);
+    } else {
         return;
     }
-    args.set("fp8", format.to_string().as_str());
-    args.set("fp8_recipe", recipe.to_string().as_str());
-    args.set("fp8_margin", int(precision.margin as usize));
-    args.set("fp8_amax_history_len", int(precision.amax_history_len));
-    let compute = match precision.amax_compute {
-        AmaxCompute::Max => "max",
-        AmaxCompute::MostRecent => "most_recent",
-    };
-    args.set("fp8_amax_compute_algo", compute);
     let start = precision.num_layers_at_start_in_bf16;
     let end = precision.num_layers_at_end_in_bf16;
     args.set("first_last_layers_bf16", start + end > 0);

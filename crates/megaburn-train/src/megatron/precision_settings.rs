@@ -1,4 +1,4 @@
-//! The precision of a run of Megatron-LM, from its arguments about FP8.
+//! The precision of a run of Megatron-LM, from its arguments about FP8 and FP4.
 
 use super::{args::Args, error::MegatronError};
 use crate::config::{AmaxCompute, Fp8Format, PrecisionConfig, PrecisionRecipe};
@@ -11,10 +11,29 @@ pub(super) fn precision(
     args: Args,
     notes: &mut Vec<String>,
 ) -> Result<PrecisionConfig, MegatronError> {
-    if let Some(value) = args.get("fp4") {
-        notes.push(format!(
-            "argument `fp4` is {value}: megaburn computes in train.dtype instead"
-        ));
+    let layers = |name| match args.flag("first_last_layers_bf16")? {
+        true => Ok(args.optional_size(name)?.unwrap_or(1)),
+        false => Ok::<_, MegatronError>(0),
+    };
+    if let Some(format) = args.optional_text("fp4")? {
+        if format != "e2m1" {
+            return Err(args.refused("fp4", "megaburn has `e2m1`"));
+        }
+        if args.optional_text("fp4_recipe")?.unwrap_or("nvfp4") != "nvfp4" {
+            return Err(args.refused("fp4_recipe", "megaburn has `nvfp4`"));
+        }
+        notes.push(
+            "environment variables that switch parts of NVFP4 off (NVTE_NVFP4_DISABLE_*) are not \
+            in a checkpoint: see precision.stochastic_rounding, random_hadamard and \
+            two_dimensional_weights"
+                .into(),
+        );
+        return Ok(PrecisionConfig {
+            recipe: PrecisionRecipe::Nvfp4,
+            num_layers_at_start_in_bf16: layers("num_layers_at_start_in_bf16")?,
+            num_layers_at_end_in_bf16: layers("num_layers_at_end_in_bf16")?,
+            ..PrecisionConfig::default()
+        });
     }
     let Some(format) = args.optional_text("fp8")? else {
         return Ok(PrecisionConfig::default());
@@ -48,10 +67,6 @@ pub(super) fn precision(
                 .into(),
         );
     }
-    let layers = |name| match args.flag("first_last_layers_bf16")? {
-        true => Ok(args.optional_size(name)?.unwrap_or(1)),
-        false => Ok::<_, MegatronError>(0),
-    };
     let precision = PrecisionConfig {
         recipe,
         format: Some(format),

@@ -1,5 +1,6 @@
 //! What rank 0 says about the precision of products while a run trains.
 
+use burn::tensor::Device;
 use megaburn_models::DecoderConfig;
 use megaburn_report::metrics::StepMetrics;
 
@@ -12,9 +13,10 @@ impl Reporter<'_> {
         &mut self,
         config: &TrainConfig,
         model: &DecoderConfig,
+        device: &Device,
         step: u64,
     ) {
-        if let Some(line) = precision_line::describe_change(config, model, step) {
+        if let Some(line) = precision_line::describe_change((config, model), device, step) {
             self.console.line(format!("products {line}"));
         }
     }

@@ -5,6 +5,7 @@ mod cast;
 mod convert;
 mod loads;
 mod numbers;
+mod nvfp4;
 
 use cubecl::prelude::*;
 
@@ -13,6 +14,7 @@ pub(super) use cast::{TILE, UNITS as CAST_UNITS, cast_kernel};
 pub(super) use loads::Loads;
 pub(crate) use numbers::BlockScale;
 pub(super) use numbers::{BLOCK_UNITS, BlockSizesLaunch, blocks_kernel, numbers_kernel};
+pub(super) use nvfp4::{DrawnArgLaunch, nvfp4_kernel};
 
 /// The sizes of a matrix and of its transpose.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]

@@ -86,7 +86,7 @@ pub(in crate::quantized) fn blocks_kernel<F: Float>(
 
 /// The number that an FP8 byte stands for.
 #[cube]
-fn number(code: u32, #[comptime] e5m2: bool) -> f32 {
+pub(super) fn number(code: u32, #[comptime] e5m2: bool) -> f32 {
     // The bits of mantissa, the difference to the exponent bias of f32, and the smallest number.
     let mantissa = comptime!(if e5m2 { 2u32 } else { 3u32 });
     let bias = comptime!(if e5m2 { 112u32 } else { 120u32 });

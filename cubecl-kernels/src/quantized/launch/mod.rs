@@ -5,10 +5,12 @@ mod amax;
 mod cast;
 mod loads;
 mod numbers;
+mod nvfp4;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Tensor};
+use burn_cubecl::tensor::CubeTensor;
 use megaburn_autograd::IntoPrimitive;
 use megaburn_autograd::backend_ops::{self, last_dim, slice_rows};
 use megaburn_cuda::gemm::{self, Fp8IntoOptions, Fp8Kind, Fp8Matrix, Fp8ProductOptions};
@@ -21,6 +23,7 @@ use crate::quantized::recipe::{Scaling, SummedDim};
 pub use amax::amax;
 pub use cast::{Cast, CastOptions, cast};
 use numbers::{BlockOptions, block_numbers, numbers};
+use nvfp4::{Nvfp4Options, nvfp4_numbers};
 
 use crate::gemm_ops::cube::done;
 use crate::gemm_ops::{GemmOps, ProductOptions, swapped};
@@ -52,7 +55,18 @@ impl QuantizedOps for Cube {
     ) -> Quantized<CubeOperand> {
         let recipe = how.recipe;
         let format = recipe.format(how.role);
-        let kind = kind(format);
+        let Some(kind) = kind(format) else {
+            let amax = amax.expect("NVFP4 is given the largest magnitude");
+            return numbers_along(&how, |summed| {
+                let x = tensor::from_backend(how.source::<Self>(x.clone(), summed));
+                let options = Nvfp4Options {
+                    block: recipe.block(how.role, summed),
+                    amax_index: how.amax_index(summed),
+                    drawn: how.drawn([x.meta.shape()[0], x.meta.shape()[1]], summed),
+                };
+                nvfp4_numbers(x, tensor::from_backend(amax.clone()), options)
+            });
+        };
         if let Some(amax) = amax {
             let cast = cast(
                 tensor::from_backend(x),
@@ -78,7 +92,7 @@ impl QuantizedOps for Cube {
                 cols: cast.straight.map(matrix),
             };
         }
-        let along = |summed| {
+        numbers_along(&how, |summed| {
             let options = BlockOptions {
                 kind,
                 largest: format.largest(),
@@ -89,17 +103,8 @@ impl QuantizedOps for Cube {
                 },
                 block: recipe.block(how.role, summed),
             };
-            let x = tensor::from_backend(x.clone());
-            tensor::into_backend(block_numbers(x, options))
-        };
-        Quantized {
-            rows: how
-                .rows
-                .then(|| CubeOperand::Numbers(Box::new(swapped::<Self>(along(SummedDim::Rows))))),
-            cols: how
-                .cols
-                .then(|| CubeOperand::Numbers(Box::new(along(SummedDim::Cols)))),
-        }
+            block_numbers(tensor::from_backend(x.clone()), options)
+        })
     }
 
     fn numbers_of(operand: CubeOperand) -> FloatTensor<Self> {
@@ -209,9 +214,26 @@ fn are_taken(a: &Fp8Matrix, b: &Fp8Matrix) -> bool {
     are_aligned && !both_e5m2 && gemm::takes_fp8(&device)
 }
 
-fn kind(format: SmallFloat) -> Fp8Kind {
+/// A matrix of which `along` has the numbers, quantised along a dimension.
+fn numbers_along(
+    how: &Quantization,
+    along: impl Fn(SummedDim) -> CubeTensor,
+) -> Quantized<CubeOperand> {
+    let along = |summed| tensor::into_backend(along(summed));
+    let operand = |numbers| CubeOperand::Numbers(Box::new(numbers));
+    Quantized {
+        rows: how
+            .rows
+            .then(|| operand(swapped::<Cube>(along(SummedDim::Rows)))),
+        cols: how.cols.then(|| operand(along(SummedDim::Cols))),
+    }
+}
+
+/// The format of a product on tensor cores, if it is one.
+fn kind(format: SmallFloat) -> Option<Fp8Kind> {
     match format {
-        SmallFloat::E5m2 => Fp8Kind::E5m2,
-        SmallFloat::E4m3 => Fp8Kind::E4m3,
+        SmallFloat::E5m2 => Some(Fp8Kind::E5m2),
+        SmallFloat::E4m3 => Some(Fp8Kind::E4m3),
+        SmallFloat::E2m1 => None,
     }
 }

@@ -318,6 +318,34 @@ fn the_arguments_of_fp8_are_converted_both_ways() {
     assert_eq!(copied(&common, "args"), copied(&original, "args"));
 }
 
+/// So do those of FP4, instead of those of FP8.
+#[test]
+fn the_arguments_of_fp4_are_converted_both_ways() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let of_fp4: [(&str, Tree); 5] = [
+        ("fp4", "e2m1".into()),
+        ("fp4_recipe", "nvfp4".into()),
+        ("first_last_layers_bf16", true.into()),
+        ("num_layers_at_start_in_bf16", 0.into()),
+        ("num_layers_at_end_in_bf16", 1.into()),
+    ];
+    with_arguments(&at("iter"), "tp2-dp2", &of_fp4);
+    let imported = import(&at("iter"), &at("run")).unwrap();
+    let expected = PrecisionConfig {
+        recipe: PrecisionRecipe::Nvfp4,
+        num_layers_at_end_in_bf16: 1,
+        ..PrecisionConfig::default()
+    };
+    assert_eq!(imported.config.precision, expected);
+    let note = "environment variables that switch parts of NVFP4 off";
+    assert!(imported.notes.iter().any(|found| found.starts_with(note)));
+    let exported = to_megatron(&at("run"), &at("back"), None).unwrap();
+    let common = PtFile::open(exported.folder.join("common.pt")).unwrap();
+    let original = PtFile::open(at("iter").join("common.pt")).unwrap();
+    assert_eq!(copied(&common, "args"), copied(&original, "args"));
+}
+
 #[test]
 fn what_is_computed_or_read_otherwise_is_noted() {
     let dir = tempfile::tempdir().unwrap();

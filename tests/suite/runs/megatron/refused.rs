@@ -27,6 +27,7 @@ use crate::runs::resume::train;
 #[case("tp2-dp2", "optimizer", "sgd".into(), "adam with decoupled weight decay only")]
 #[case("tp2-dp2", "fp16", true.into(), "use bf16")]
 #[case("tp2-dp2", "fp8", "e5m2".into(), "megaburn has `hybrid` and `e4m3`")]
+#[case("tp2-dp2", "fp4", "e3m0".into(), "megaburn has `e2m1`")]
 #[case("tp2-dp2", "reset_attention_mask", true.into(), "samples would not be the same")]
 #[case("tp2-dp2", "hidden_size", "16".into(), "it must be a size")]
 #[case("tp2-dp2", "rotary_base", Tree::None, "argument `rotary_base`")]

@@ -16,7 +16,9 @@ pub(crate) fn describe(config: &TrainConfig, model: &DecoderConfig) -> Option<St
         SmallFloat::E5m2 => "e4m3, gradients in e5m2",
         _ => "e4m3",
     };
+    let are_quantised = !precision.experts_in_bf16;
     let experts = match model.experts {
+        Some(_) if are_quantised => " and routers",
         Some(_) => ", routers and routed experts",
         None => "",
     };
@@ -24,9 +26,12 @@ pub(crate) fn describe(config: &TrainConfig, model: &DecoderConfig) -> Option<St
         None => true,
         Some(experts) => experts.shared_ffn.is_some(),
     };
-    let parts = match (0..blocks).any(has_mlp) {
-        true => "attention and MLPs",
-        false => "attention",
+    let has_experts = model.experts.is_some() && are_quantised;
+    let parts = match ((0..blocks).any(has_mlp), has_experts) {
+        (true, true) => "attention, MLPs and routed experts",
+        (true, false) => "attention and MLPs",
+        (false, true) => "attention and routed experts",
+        (false, false) => "attention",
     };
     Some(format!(
         "{}: {parts} of {quantised} of {blocks} layers in {formats}; all else in {}, such \
@@ -51,6 +56,15 @@ mod tests {
     )]
     #[case(
         &["precision.recipe=blockwise", "model.family=mixtral"],
+        Some("blockwise: attention and routed experts of 4 of 4 layers in e4m3; all else in f32, such \
+            as embedding, output projection and routers")
+    )]
+    #[case(
+        &[
+            "precision.recipe=blockwise",
+            "model.family=mixtral",
+            "precision.experts_in_bf16=true",
+        ],
         Some("blockwise: attention of 4 of 4 layers in e4m3; all else in f32, such as \
             embedding, output projection, routers and routed experts")
     )]

@@ -3,6 +3,7 @@
 mod amax;
 mod fallback;
 mod format;
+pub(crate) mod grouped;
 mod kept;
 #[cfg(feature = "cuda")]
 mod kernels;

@@ -12,7 +12,6 @@ use megaburn_autograd::{
     run_or_defer,
 };
 
-use super::amax::AmaxSource;
 use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::options::LinearQuantization;
 use super::recipe::{MatrixRole, SummedDim};
@@ -72,6 +71,7 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
             weight,
             dtype.into(),
             ProductOf::Result,
+            options.algorithm,
         );
         let y = match bias {
             Some(bias) => B::float_add(y, row::<B>(bias, dtype.into())),
@@ -118,11 +118,12 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
         } = B::quantize_matrix(dy.clone(), amax, how);
         if let Some(dy) = dy_cols {
             let w = quantization.weight::<B>(w, &options, LinearPass::Backward, SummedDim::Cols);
-            let dx = B::quantized_product(dy, w, dtype.into(), ProductOf::InputGradient);
+            let of = ProductOf::InputGradient;
+            let dx = B::quantized_product(dy, w, dtype.into(), of, options.algorithm);
             grads.register(0, B::float_reshape(dx, shape));
         }
         if let Some(dy) = dy_rows {
-            let out_in = options.out_in;
+            let (out_in, algorithm) = (options.out_in, options.algorithm);
             let operands = move || {
                 let x = x.operand::<B>(&quantization);
                 if out_in { (dy, x) } else { (x, dy) }
@@ -130,14 +131,14 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
             match options.main_grad.filter(MainGrad::is_attached) {
                 Some(main_grad) => run_or_defer(move || {
                     let (a, b) = operands();
-                    main_grad.update(|sum, room| B::add_quantized_product(a, b, sum, room()));
+                    main_grad
+                        .update(|sum, room| B::add_quantized_product(a, b, sum, room(), algorithm));
                 }),
                 None => {
                     let (a, b) = operands();
-                    grads.register(
-                        1,
-                        B::quantized_product(a, b, dtype.into(), ProductOf::WeightGradient),
-                    );
+                    let of = ProductOf::WeightGradient;
+                    let dw = B::quantized_product(a, b, dtype.into(), of, algorithm);
+                    grads.register(1, dw);
                 }
             }
         }
@@ -167,7 +168,7 @@ impl<T: TensorMetadata, Q> SavedOperand<T, Q> {
 
 impl LinearQuantization {
     /// How a matrix is quantised for the product that sums over `summed`.
-    fn of(&self, role: MatrixRole, summed: SummedDim) -> Quantization {
+    pub(super) fn of(&self, role: MatrixRole, summed: SummedDim) -> Quantization {
         Quantization {
             recipe: self.recipe,
             role,
@@ -178,18 +179,13 @@ impl LinearQuantization {
 
     /// The largest magnitude that the scale of a matrix is derived from, if the recipe needs it.
     fn amax<B: QuantizedOps>(&self, role: MatrixRole, x: FloatTensor<B>) -> Option<FloatTensor<B>> {
-        let source: &AmaxSource = match role {
-            MatrixRole::Input => &self.input,
-            MatrixRole::Weight => &self.weight,
-            MatrixRole::Gradient => &self.gradient,
-        };
         let needs_amax = self.recipe.needs_amax();
-        needs_amax.then(|| source.of::<B>(x, B::largest_magnitude))
+        needs_amax.then(|| self.source(role).of::<B>(x, B::largest_magnitude))
     }
 
     /// `q(w)` for the product that sums over a dimension of `[in, out]`. `w` is `[in, out]`, or
     /// `[out, in]` with `out_in`.
-    fn weight<B: QuantizedOps>(
+    pub(super) fn weight<B: QuantizedOps>(
         &self,
         w: FloatTensor<B>,
         options: &LinearOptions,

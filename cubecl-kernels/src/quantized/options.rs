@@ -1,6 +1,6 @@
 use super::amax::AmaxSource;
 use super::kept::KeptWeight;
-use super::recipe::QuantizationRecipe;
+use super::recipe::{MatrixRole, QuantizationRecipe};
 
 /// How [`quantized_linear`](crate::quantized_linear) quantises its matrices.
 #[derive(Clone, Debug)]
@@ -26,6 +26,15 @@ impl LinearQuantization {
             weight: AmaxSource::default(),
             gradient: AmaxSource::default(),
             kept: None,
+        }
+    }
+
+    /// The largest magnitude of a matrix.
+    pub(super) fn source(&self, role: MatrixRole) -> &AmaxSource {
+        match role {
+            MatrixRole::Input => &self.input,
+            MatrixRole::Weight => &self.weight,
+            MatrixRole::Gradient => &self.gradient,
         }
     }
 

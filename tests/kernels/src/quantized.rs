@@ -5,8 +5,8 @@ use burn::prelude::Device;
 use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_autograd::MainGrad;
 use megaburn_kernels::{
-    LinearOptions, LinearQuantization, MatrixRole, QuantizationRecipe, Scaling, SmallFloat,
-    SummedDim, quantized_linear, quantized_numbers,
+    GroupWeight, GroupedOptions, LinearOptions, LinearQuantization, MatrixRole, QuantizationRecipe,
+    Scaling, SmallFloat, SummedDim, grouped_linear, quantized_linear, quantized_numbers,
 };
 
 use super::compare::{close, host, leaf, normal};
@@ -16,6 +16,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("numbers_are_those_of_the_cpu", numbers),
     ("products_are_those_of_the_cpu", products),
     ("main_gradients_are_those_of_the_cpu", main_gradients),
+    ("experts_are_those_of_the_cpu", experts),
 ];
 
 const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
@@ -181,6 +182,82 @@ fn main_gradients() -> Result<(), String> {
                 &expected,
                 1e-3,
             )?;
+        }
+    }
+    Ok(())
+}
+
+/// The result, the gradient of the rows, and the gradients of the matrices one after the other, of
+/// which every second one goes to a main gradient.
+fn run_experts(
+    recipe: QuantizationRecipe,
+    rows: &[usize],
+    data: &[TensorData],
+    device: &Device,
+    dtype: DType,
+) -> Result<[Vec<f32>; 3], String> {
+    let x: Tensor<2> = leaf(&data[0], device, dtype);
+    let weights: Vec<Tensor<2>> = data[2..].iter().map(|w| leaf(w, device, dtype)).collect();
+    let main_grads: Vec<_> = weights.iter().map(|_| MainGrad::default()).collect();
+    let has_main_grad = |i: usize| i % 2 == 1;
+    let group = |(i, w): (usize, &Tensor<2>)| GroupWeight {
+        weight: w.clone(),
+        main_grad: has_main_grad(i).then(|| {
+            main_grads[i].attach();
+            main_grads[i].clone()
+        }),
+    };
+    let groups = weights.iter().enumerate().map(group).collect();
+    let options = GroupedOptions {
+        quantizations: vec![LinearQuantization::new(recipe); rows.len()],
+        ..Default::default()
+    };
+    let y = grouped_linear(x.clone(), rows, groups, options);
+    let dy = Tensor::from_data(data[1].clone(), (&y.device(), dtype));
+    let grads = (y.clone() * dy).sum().backward();
+    let no = || "no gradient".to_string();
+    let mut of_weights = Vec::new();
+    for (i, w) in weights.iter().enumerate() {
+        let found = match has_main_grad(i) {
+            true => main_grads[i].take(),
+            false => w.grad(&grads),
+        };
+        of_weights.extend(host(found.ok_or_else(no)?)?);
+    }
+    let dx = x.grad(&grads).ok_or_else(no)?;
+    Ok([host(y.inner())?, host(dx)?, of_weights])
+}
+
+fn experts() -> Result<(), String> {
+    let is_usual = |recipe: &QuantizationRecipe| !recipe.power_of_two_scales;
+    for recipe in recipes().into_iter().filter(is_usual) {
+        for (rows, [inputs, outputs]) in [
+            (&[17, 0, 130, 1][..], [64, 48]),
+            (&[5, 40], [272, 512]),
+            (&[3, 0, 150], [33, 65]),
+            (&[0, 0], [16, 32]),
+        ] {
+            if !part::is_mine() {
+                continue;
+            }
+            for dtype in FLOATS {
+                let num_rows = rows.iter().sum::<usize>();
+                let mut data = vec![
+                    normal([num_rows, inputs], dtype),
+                    normal([num_rows, outputs], dtype),
+                ];
+                data.extend(rows.iter().map(|_| normal([inputs, outputs], dtype)));
+                let run = |device: &Device, dtype| run_experts(recipe, rows, &data, device, dtype);
+                let expected = run(&Device::flex(), DType::F32)?;
+                let found = run(&Device::cuda(0), dtype)?;
+                for (what, (found, expected)) in
+                    ["y", "dx", "dw"].iter().zip(found.iter().zip(&expected))
+                {
+                    let sizes = format!("{rows:?} from {inputs} to {outputs}");
+                    let what = format!("{what} of {recipe:?} {sizes} {dtype:?}");
+                    close(&what, found, expected, tolerance(dtype))?;
+                }
+            }
         }
     }
     Ok(())

@@ -5,7 +5,7 @@ use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 
 use super::{
     LinearPlan, ParallelLinear,
-    precision::{AmaxGroups, LinearPrecision},
+    precision::{AmaxReductions, LinearPrecision},
     split::Split,
 };
 use crate::{
@@ -132,10 +132,10 @@ impl ParallelLinearConfig {
             .as_ref()
             .map(|spec| draw("bias", for_bias).param(spec, group, device));
         let replicas = ReplicatedParts::of(&weight_spec, group, &self.label())?;
-        let groups = AmaxGroups::of_split(self.split, group, group);
+        let reductions = AmaxReductions::of_split(self.split, group, group);
         let quantization = self
             .precision
-            .map(|precision| precision.quantization(groups, None));
+            .map(|precision| precision.quantization(reductions, None));
         Ok(ParallelLinear {
             weight,
             bias: bias.transpose()?,

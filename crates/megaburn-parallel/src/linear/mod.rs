@@ -15,7 +15,9 @@ use megaburn_collective::{
         scatter_to_last_dim,
     },
 };
-use megaburn_kernels::{Bias, GroupWeight, LinearOptions, LinearQuantization, add_bias};
+use megaburn_kernels::{
+    AmaxReduction, Bias, GroupWeight, LinearOptions, LinearQuantization, WeightSpan, add_bias,
+};
 use megaburn_mesh::ShardSpec;
 
 pub use config::ParallelLinearConfig;
@@ -23,7 +25,8 @@ pub use precision::{LinearPrecision, PrecisionScope};
 pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
 pub use split::Split;
 
-use precision::{AmaxGroups, add_delayed, product};
+pub(crate) use precision::AmaxReductions;
+use precision::{add_delayed, product};
 
 use crate::{
     recomputable::Recomputable,
@@ -147,11 +150,27 @@ impl ParallelLinear {
 
     /// Makes the layer one of a model. Without it, only ranks that split the layer share scales, and
     /// the weight is quantised in every pass.
-    pub fn in_scope(mut self, scope: &PrecisionScope) -> Self {
+    pub fn in_scope(self, scope: &PrecisionScope) -> Self {
         let LinearPlan { config, group, .. } = &self.plan;
-        let groups = AmaxGroups::of_split(config.split, group, &scope.tokens);
-        let of = |precision: LinearPrecision| precision.quantization(groups, Some(&scope.weights));
-        self.plan.quantization = config.precision.map(of);
+        let reductions = AmaxReductions::of_split(config.split, group, &scope.tokens);
+        self.reduced_by(reductions, &scope.weights)
+    }
+
+    /// Makes the layer that of one of several experts in a model: `of_tokens` reduces the largest
+    /// magnitudes of all experts' tokens over the other ranks that have some.
+    pub(crate) fn in_experts(
+        self,
+        scope: &PrecisionScope,
+        of_tokens: Option<AmaxReduction>,
+    ) -> Self {
+        let LinearPlan { config, group, .. } = &self.plan;
+        let reductions = AmaxReductions::of_features(config.split, group, of_tokens);
+        self.reduced_by(reductions, &scope.weights)
+    }
+
+    fn reduced_by(mut self, reductions: AmaxReductions, weights: &WeightSpan) -> Self {
+        let of = |precision: LinearPrecision| precision.quantization(reductions, Some(weights));
+        self.plan.quantization = self.plan.config.precision.map(of);
         self
     }
 
@@ -170,6 +189,11 @@ impl ParallelLinear {
             weight: self.weight.val(),
             main_grad: self.main_grad(),
         }
+    }
+
+    /// How the matrices of the layer's products are quantised.
+    pub(crate) fn quantization(&self) -> Option<&LinearQuantization> {
+        self.plan.quantization.as_ref()
     }
 
     /// `f(x)`.

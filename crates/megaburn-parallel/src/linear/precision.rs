@@ -38,56 +38,70 @@ pub struct PrecisionScope {
     pub weights: WeightSpan,
 }
 
-/// The ranks that hold parts of each matrix of a layer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AmaxGroups<'a> {
-    pub(super) input: Option<&'a Group>,
-    pub(super) weight: Option<&'a Group>,
-    pub(super) gradient: Option<&'a Group>,
+/// How the largest magnitudes of a layer's matrices are reduced over the ranks that hold parts of
+/// them.
+#[derive(Clone, Debug)]
+pub(crate) struct AmaxReductions {
+    input: Option<AmaxReduction>,
+    weight: Option<AmaxReduction>,
+    gradient: Option<AmaxReduction>,
 }
 
-impl<'a> AmaxGroups<'a> {
-    /// The groups of a layer whose weight is split over `tp`. Sequences are split over the other
+impl AmaxReductions {
+    /// Those of a layer whose weight is split over `tp`. Sequences are split over the other
     /// ranks of `tp_cp`, if it has any.
     ///
     /// A column split has the whole input and its own features of the gradient; a row split has its
     /// own features of the input and the whole gradient.
-    pub(super) fn of_split(split: Split, tp: &'a Group, tp_cp: &'a Group) -> Self {
-        let of_tokens = (tp_cp.size() > tp.size()).then_some(tp_cp);
-        let of_both = Some(of_tokens.unwrap_or(tp));
+    pub(super) fn of_split(split: Split, tp: &Group, tp_cp: &Group) -> Self {
+        let of_tokens = (tp_cp.size() > tp.size()).then(|| over(tp_cp)).flatten();
+        Self::of_features(split, tp, of_tokens)
+    }
+
+    /// Those of a layer whose weight is split over a group, and whose tokens are on other ranks too
+    /// if `of_tokens` reduces over them.
+    pub(crate) fn of_features(
+        split: Split,
+        group: &Group,
+        of_tokens: Option<AmaxReduction>,
+    ) -> Self {
+        let of_both = of_tokens.clone().or_else(|| over(group));
         let (input, gradient) = match split {
             Split::Column => (of_tokens, of_both),
             Split::Row => (of_both, of_tokens),
         };
         Self {
             input,
-            weight: Some(tp),
+            weight: over(group),
             gradient,
         }
     }
 
-    /// The groups of a layer whose weight every rank holds, and whose tokens are split over a group.
-    pub(super) fn of_tokens(tokens: Option<&'a Group>) -> Self {
+    /// Those of a layer whose weight every rank holds, and whose tokens are split over a group.
+    pub(super) fn of_tokens(tokens: Option<&Group>) -> Self {
+        let of_tokens = tokens.and_then(over);
         Self {
-            input: tokens,
+            input: of_tokens.clone(),
             weight: None,
-            gradient: tokens,
+            gradient: of_tokens,
         }
     }
+}
+
+/// The reduction over a group of more than one.
+fn over(group: &Group) -> Option<AmaxReduction> {
+    let group = Some(group.clone()).filter(|group| group.size() > 1)?;
+    Some(AmaxReduction::new(move |amax| max_over(amax, &group)))
 }
 
 impl LinearPrecision {
     /// The quantisation of one layer, whose quantised weight is kept if there is a span.
     pub(super) fn quantization(
         &self,
-        groups: AmaxGroups<'_>,
+        reductions: AmaxReductions,
         weights: Option<&WeightSpan>,
     ) -> LinearQuantization {
-        let source = |group: Option<&Group>| {
-            let reduction = group.filter(|group| group.size() > 1).map(|group| {
-                let group = group.clone();
-                AmaxReduction::new(move |amax| max_over(amax, &group))
-            });
+        let source = |reduction: Option<AmaxReduction>| {
             let reduction = reduction.filter(|_| self.recipe.needs_amax());
             match self.delayed {
                 true => AmaxSource::Delayed(DelayedAmax::new(reduction)),
@@ -96,9 +110,9 @@ impl LinearPrecision {
         };
         LinearQuantization {
             recipe: self.recipe,
-            input: source(groups.input),
-            weight: source(groups.weight),
-            gradient: source(groups.gradient),
+            input: source(reductions.input),
+            weight: source(reductions.weight),
+            gradient: source(reductions.gradient),
             kept: weights.map(KeptWeight::new),
         }
     }

@@ -10,7 +10,7 @@ use megaburn_collective::Group;
 use megaburn_kernels::{LinearOptions, LinearQuantization};
 use megaburn_mesh::{Axis, ShardSpec};
 
-use super::precision::{AmaxGroups, LinearPrecision, PrecisionScope, add_delayed, product};
+use super::precision::{AmaxReductions, LinearPrecision, PrecisionScope, add_delayed, product};
 use crate::{
     error::ParallelError,
     init::{InitDraw, named},
@@ -67,7 +67,7 @@ impl ReplicatedLinearConfig {
         let tokens = self.sequence_parallel.then_some(group);
         let quantization = self
             .precision
-            .map(|precision| precision.quantization(AmaxGroups::of_tokens(tokens), None));
+            .map(|precision| precision.quantization(AmaxReductions::of_tokens(tokens), None));
         Ok(ReplicatedLinear {
             weight: draw.param(&spec, group, device)?,
             bias: self.bias.then(bias),
@@ -146,8 +146,9 @@ impl ReplicatedLinear {
         } = &self.plan;
         let tokens = &scope.tokens;
         let is_split = *sequence_parallel || tokens.size() > group.size();
-        let groups = AmaxGroups::of_tokens(is_split.then_some(tokens));
-        let of = |precision: LinearPrecision| precision.quantization(groups, Some(&scope.weights));
+        let reductions = AmaxReductions::of_tokens(is_split.then_some(tokens));
+        let of =
+            |precision: LinearPrecision| precision.quantization(reductions, Some(&scope.weights));
         self.plan.quantization = precision.map(of);
         self
     }

@@ -26,7 +26,7 @@ pub use dispatch::Dispatcher;
 use dispatch::{Assignments, Dispatch, InFlight};
 use expert_biases::ExpertBiases;
 pub use experts::ExpertMlp;
-use experts::{ExpertPass, ExpertWeights};
+use experts::{ExpertPass, ExpertWeights, token_reduction};
 pub use groups::ExpertGroups;
 pub use load::{ExpertLoad, LoadCounts};
 use megaburn_kernels::{GroupedGemmChoice, flush};
@@ -181,8 +181,13 @@ impl Moe {
         experts::forward(experts, &pass, rows, weights)
     }
 
-    /// As [`ParallelLinear::in_scope`](crate::ParallelLinear::in_scope), for the shared expert.
+    /// As [`ParallelLinear::in_scope`](crate::ParallelLinear::in_scope), for all experts.
     pub fn in_scope(mut self, scope: &PrecisionScope) -> Self {
+        let num_experts = self.experts.len();
+        let of_tokens = token_reduction(&scope.tokens, &self.parts.groups, num_experts);
+        let expert = |expert: ExpertMlp| expert.in_scope(scope, of_tokens.clone());
+        let experts = self.experts.into_iter();
+        self.experts = experts.map(|own| own.map(expert)).collect();
         self.shared = self.shared.map(|shared| shared.in_scope(scope));
         self
     }
@@ -191,6 +196,10 @@ impl Moe {
     /// tensor-parallel group have the same tokens and each sends its own copy.
     pub fn whole_sequence(mut self) -> Self {
         self.router = self.router.whole_sequence();
+        let experts = self.experts.into_iter();
+        self.experts = experts
+            .map(|own| own.map(ExpertMlp::whole_sequence))
+            .collect();
         self.shared = self.shared.map(Mlp::whole_sequence);
         self.shared_gate = self.shared_gate.map(SharedGate::whole_sequence);
         self

@@ -31,7 +31,7 @@ impl TrainConfig {
         );
         let sections = [
             ("recompute", self.recompute.conditions()),
-            ("precision", self.precision.conditions()),
+            ("precision", self.precision.conditions(has_experts)),
             ("optimizer", self.optimizer.conditions(self.train.dtype)),
             ("train", self.train.conditions(self)),
             ("parallel", self.parallel.conditions()),
@@ -93,6 +93,8 @@ mod tests {
     #[case(&["precision.margin=1", "precision.format=e4m3", "precision.recipe=tensorwise"], &["precision.margin"])]
     #[case(&["precision.power_of_two_scales=true", "precision.recipe=mxfp8"], &["precision.power_of_two_scales"])]
     #[case(&["precision.format=hybrid"], &["precision.format"])]
+    #[case(&["precision.experts_in_bf16=true", "precision.recipe=mxfp8"], &["precision.experts_in_bf16"])]
+    #[case(&["precision.experts_in_bf16=true", "precision.recipe=mxfp8", "model.family=mixtral"], &[])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {

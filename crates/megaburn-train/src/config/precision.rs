@@ -36,6 +36,9 @@ pub struct PrecisionConfig {
     /// The number of last layers that are not quantised (`--num-layers-at-end-in-bf16`). Blocks of
     /// multi-token prediction do not count.
     pub num_layers_at_end_in_bf16: usize,
+    /// Whether the routed experts of mixtures of experts are not quantised. By default they are: the
+    /// tokens of each expert, its weights and its gradients have scales of their own.
+    pub experts_in_bf16: bool,
     /// The number of steps whose largest magnitudes determine a scale with `delayed`
     /// (`--fp8-amax-history-len`, which is 1 by default there and 1024 in Transformer Engine).
     #[schemars(extend("minimum" = 1))]
@@ -57,6 +60,7 @@ impl Default for PrecisionConfig {
             power_of_two_scales: None,
             num_layers_at_start_in_bf16: 0,
             num_layers_at_end_in_bf16: 0,
+            experts_in_bf16: false,
             amax_history_len: 1024,
             amax_compute: AmaxCompute::Max,
             margin: 0,
@@ -134,6 +138,7 @@ impl PrecisionConfig {
             }),
             start: self.num_layers_at_start_in_bf16,
             end: self.num_layers_at_end_in_bf16,
+            experts_in_bf16: self.experts_in_bf16,
         }
     }
 
@@ -184,7 +189,7 @@ impl PrecisionConfig {
     }
 
     /// When keys of the section have an effect.
-    pub(super) fn conditions(&self) -> Vec<Condition> {
+    pub(super) fn conditions(&self, has_experts: bool) -> Vec<Condition> {
         let recipe = self.recipe;
         let is_quantised = recipe != PrecisionRecipe::Bf16;
         let has_scales = is_quantised && recipe != PrecisionRecipe::Mxfp8;
@@ -194,6 +199,11 @@ impl PrecisionConfig {
                 "format num_layers_at_start_in_bf16 num_layers_at_end_in_bf16",
                 is_quantised,
                 "with precision.recipe other than \"bf16\"",
+            ),
+            (
+                "experts_in_bf16",
+                is_quantised && has_experts,
+                "with precision.recipe other than \"bf16\" and a model that has experts",
             ),
             (
                 "power_of_two_scales",
@@ -252,6 +262,7 @@ impl TrainConfig {
         };
         let tensor = "\"tensorwise\" or \"delayed\"";
         let Layout { tp, cp, .. } = *layout;
+        self.check_expert_blocks(layout, model, block)?;
         let features = features(model).into_iter().filter(|_| tp > 1);
         let mut cut = features.map(|(what, unit, units)| (what, (units / tp).max(1) * unit));
         if let Some((what, own)) = cut.find(|(_, own)| !own.is_multiple_of(block)) {
@@ -290,6 +301,44 @@ impl TrainConfig {
             recipe,
             rule,
         )
+    }
+}
+
+impl TrainConfig {
+    /// Refuses layouts that would cut the blocks of quantised experts: over the ranks that split an
+    /// expert, or over those that have tokens of the same micro-batch for it.
+    fn check_expert_blocks(
+        &self,
+        layout: &Layout,
+        model: &DecoderConfig,
+        block: usize,
+    ) -> Result<(), TrainError> {
+        let PrecisionConfig {
+            recipe,
+            experts_in_bf16,
+            ..
+        } = self.precision;
+        let Some(experts) = model.experts.as_ref().filter(|_| !experts_in_bf16) else {
+            return Ok(());
+        };
+        let Layout {
+            tp, cp, ep, etp, ..
+        } = *layout;
+        let own = experts.ffn / etp;
+        let rule = format!(
+            "\"tensorwise\" or \"delayed\", or precision.experts_in_bf16 = true, with this model and etp \
+            {etp}: {block} features share a scale, and each rank would have {own} of an expert's, which \
+            is no multiple of {block}"
+        );
+        let is_cut = etp > 1 && !own.is_multiple_of(block);
+        require(!is_cut, "precision.recipe", recipe, rule)?;
+        let rule = format!(
+            "\"tensorwise\" or \"delayed\", or precision.experts_in_bf16 = true, with experts over cp {cp}, \
+            tp {tp}, ep {ep} and etp {etp}: {block} tokens of an expert share a scale, and ranks would \
+            have other blocks of them than one rank; use cp 1 and ep times etp that is a multiple of tp"
+        );
+        let are_together = cp == 1 && (ep * etp).is_multiple_of(tp);
+        require(are_together, "precision.recipe", recipe, rule)
     }
 }
 
@@ -389,6 +438,17 @@ mod tests {
         "cp2",
         "\"bf16\" with parallel.max_tokens_per_rank"
     )]
+    #[case(
+        &["precision.recipe=mxfp8", "model.family=mixtral"],
+        "tp2-sp",
+        "precision.experts_in_bf16 = true, with experts over cp 1, tp 2, ep 1 and etp 1: 32 tokens of an \
+        expert share a scale"
+    )]
+    #[case(
+        &["precision.recipe=blockwise", "model.family=mixtral", "model.experts.ffn=128"],
+        "dp2-etp2",
+        "and etp 2: 128 features share a scale, and each rank would have 64 of an expert's"
+    )]
     fn what_cannot_be_quantised_is_refused_by_its_key(
         #[case] sets: &[&str],
         #[case] layout: &str,
@@ -404,6 +464,9 @@ mod tests {
     #[case(&["precision.recipe=mxfp8"], "cp2")]
     #[case(&["precision.recipe=tensorwise"], "tp4-sp")]
     #[case(&["precision.recipe=delayed"], "cp4")]
+    #[case(&["precision.recipe=mxfp8", "model.family=mixtral"], "tp2-ep2-sp")]
+    #[case(&["precision.recipe=mxfp8", "model.family=mixtral", "precision.experts_in_bf16=true"], "tp2-sp")]
+    #[case(&["precision.recipe=tensorwise", "model.family=mixtral"], "tp2-cp2-sp")]
     fn what_layouts_do_not_cut_is_accepted(#[case] sets: &[&str], #[case] layout: &str) {
         assert_eq!(checked(sets, layout), "");
     }

@@ -3,6 +3,7 @@
 mod amax;
 mod fallback;
 mod format;
+mod found;
 pub(crate) mod grouped;
 mod kept;
 #[cfg(feature = "cuda")]
@@ -10,7 +11,7 @@ mod kernels;
 #[cfg(feature = "cuda")]
 pub(crate) mod launch;
 mod op;
-mod operands;
+pub(crate) mod operands;
 mod options;
 mod recipe;
 #[cfg(test)]
@@ -29,6 +30,7 @@ use megaburn_autograd::{fused, on_every_backend};
 
 pub use amax::{AmaxReduction, AmaxSource, DelayedAmax};
 pub use format::SmallFloat;
+pub use found::{FoundAmax, FoundAmaxes};
 pub use kept::{KeptWeight, UnchangedWeights, WeightSpan};
 pub use options::LinearQuantization;
 pub use recipe::{MatrixRole, QuantizationRecipe, Scaling, SummedDim};

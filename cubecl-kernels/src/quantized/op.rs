@@ -12,6 +12,7 @@ use megaburn_autograd::{
     run_or_defer,
 };
 
+use super::found::FoundAmax;
 use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::options::LinearQuantization;
 use super::recipe::{MatrixRole, SummedDim};
@@ -57,7 +58,11 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
         let ([x, w], [bias]) = optional(inputs);
         let shape = x.shape();
         let dtype = x.dtype();
-        let amax = quantization.amax::<B>(MatrixRole::Input, rows::<B>(x.clone()));
+        let amax = quantization.amax::<B>(
+            MatrixRole::Input,
+            rows::<B>(x.clone()),
+            options.found.input.as_ref(),
+        );
         let again: Option<RecomputeFn> = options.again.take();
         let how = Quantization {
             rows: again.is_none(),
@@ -106,7 +111,11 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
         } = saved;
         let dtype = w.dtype();
         let dy = cast::<B>(rows::<B>(dy), dtype.into());
-        let amax = quantization.amax::<B>(MatrixRole::Gradient, dy.clone());
+        let amax = quantization.amax::<B>(
+            MatrixRole::Gradient,
+            dy.clone(),
+            options.found.gradient.as_ref(),
+        );
         let how = Quantization {
             rows: grads.wants(1),
             cols: grads.wants(0),
@@ -177,10 +186,20 @@ impl LinearQuantization {
         }
     }
 
-    /// The largest magnitude that the scale of a matrix is derived from, if the recipe needs it.
-    fn amax<B: QuantizedOps>(&self, role: MatrixRole, x: FloatTensor<B>) -> Option<FloatTensor<B>> {
+    /// The largest magnitude that the scale of a matrix is derived from, if the recipe needs it. That
+    /// of this rank's part may have been found before.
+    fn amax<B: QuantizedOps>(
+        &self,
+        role: MatrixRole,
+        x: FloatTensor<B>,
+        found: Option<&FoundAmax>,
+    ) -> Option<FloatTensor<B>> {
+        let own = |x| {
+            let found = found.and_then(FoundAmax::take::<B>);
+            found.unwrap_or_else(|| B::largest_magnitude(x))
+        };
         let needs_amax = self.recipe.needs_amax();
-        needs_amax.then(|| self.source(role).of::<B>(x, B::largest_magnitude))
+        needs_amax.then(|| self.source(role).of::<B>(x, own))
     }
 
     /// `q(w)` for the product that sums over a dimension of `[in, out]`. `w` is `[in, out]`, or
@@ -196,7 +215,7 @@ impl LinearQuantization {
         let quantize = |how: Quantization| {
             let w = read_weight::<B>(w.clone(), main_grad, pass);
             let w = if options.out_in { swapped::<B>(w) } else { w };
-            let amax = self.amax::<B>(MatrixRole::Weight, w.clone());
+            let amax = self.amax::<B>(MatrixRole::Weight, w.clone(), None);
             B::quantize_matrix(w, amax, how)
         };
         let how = self.of(MatrixRole::Weight, summed);

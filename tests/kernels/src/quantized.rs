@@ -5,8 +5,9 @@ use burn::prelude::Device;
 use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_autograd::MainGrad;
 use megaburn_kernels::{
-    GroupWeight, GroupedOptions, LinearOptions, LinearQuantization, MatrixRole, QuantizationRecipe,
-    Scaling, SmallFloat, SummedDim, grouped_linear, quantized_linear, quantized_numbers,
+    FoundAmax, FoundAmaxes, GroupWeight, GroupedOptions, LinearOptions, LinearQuantization,
+    MatrixRole, QuantizationRecipe, Scaling, SmallFloat, SummedDim, grouped_linear,
+    quantized_linear, quantized_numbers, swiglu, swiglu_observed,
 };
 
 use super::compare::{close, host, leaf, normal};
@@ -17,6 +18,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("products_are_those_of_the_cpu", products),
     ("main_gradients_are_those_of_the_cpu", main_gradients),
     ("experts_are_those_of_the_cpu", experts),
+    ("what_activations_find_changes_no_bit", activations),
 ];
 
 const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
@@ -257,6 +259,70 @@ fn experts() -> Result<(), String> {
                     let what = format!("{what} of {recipe:?} {sizes} {dtype:?}");
                     close(&what, found, expected, tolerance(dtype))?;
                 }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Two matrices with SwiGLU between them, whose kernels find the largest magnitudes of its result and
+/// of its input's gradient, or not: the result and the gradients of the matrices.
+fn run_mlp(data: &[TensorData; 4], dtype: DType, finds: bool) -> Result<[Vec<f32>; 3], String> {
+    let device = Device::cuda(0);
+    let [x, up, down] = [0, 1, 2].map(|i| leaf::<2>(&data[i], &device, dtype));
+    let recipe = QuantizationRecipe {
+        scaling: Scaling::Tensor,
+        forward: SmallFloat::E4m3,
+        gradients: SmallFloat::E5m2,
+        power_of_two_scales: false,
+    };
+    let linear = |x: Tensor<2>, w: &Tensor<2>, found| {
+        let options = LinearOptions {
+            found,
+            ..Default::default()
+        };
+        quantized_linear(x, w.clone(), None, options, LinearQuantization::new(recipe))
+    };
+    let [result, gradient] = <[FoundAmax; 2]>::default();
+    let of_up = FoundAmaxes {
+        gradient: finds.then(|| gradient.clone()),
+        ..Default::default()
+    };
+    let of_down = FoundAmaxes {
+        input: finds.then(|| result.clone()),
+        ..Default::default()
+    };
+    let hidden = linear(x, &up, of_up);
+    let hidden = match finds {
+        true => swiglu_observed(hidden, result, gradient),
+        false => swiglu(hidden),
+    };
+    let y = linear(hidden, &down, of_down);
+    let dy = Tensor::from_data(data[3].clone(), (&y.device(), dtype));
+    let grads = (y.clone() * dy).sum().backward();
+    let grad = |w: &Tensor<2>| host(w.grad(&grads).ok_or("no gradient")?);
+    Ok([host(y.inner())?, grad(&up)?, grad(&down)?])
+}
+
+fn activations() -> Result<(), String> {
+    for [tokens, hidden, ffn] in [[64, 128, 96], [37, 48, 272], [5, 33, 7], [300, 16, 1000]] {
+        for dtype in FLOATS {
+            if !part::is_mine() {
+                continue;
+            }
+            let data = [
+                normal([tokens, hidden], dtype),
+                normal([hidden, 2 * ffn], dtype),
+                normal([ffn, hidden], dtype),
+                normal([tokens, hidden], dtype),
+            ];
+            let [found, expected] = [run_mlp(&data, dtype, true)?, run_mlp(&data, dtype, false)?];
+            let bits = |all: &[Vec<f32>; 3]| {
+                all.clone()
+                    .map(|x| x.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+            };
+            if bits(&found) != bits(&expected) {
+                return Err(format!("{tokens} tokens, {hidden}, {ffn}, {dtype:?}"));
             }
         }
     }

@@ -196,6 +196,11 @@ impl ParallelLinear {
         self.plan.quantization.as_ref()
     }
 
+    /// Whether its products need the largest magnitudes of their matrices.
+    pub(crate) fn needs_amaxes(&self) -> bool {
+        self.quantization().is_some_and(|of| of.recipe.needs_amax())
+    }
+
     /// `f(x)`.
     fn column_input<const D: usize>(&self, x: Recomputable<D>) -> Recomputable<D> {
         column_input(x, &self.plan.group, self.plan.config.sequence_parallel)
@@ -231,6 +236,7 @@ impl ParallelLinear {
         x: Recomputable<D>,
         bias: Option<Tensor<1>>,
     ) -> Tensor<D> {
+        let found = x.found();
         let (x, again) = x.into_parts();
         let main_grad = self.main_grad();
         let bias_grad = self.bias_grad();
@@ -238,6 +244,7 @@ impl ParallelLinear {
             main_grad,
             bias_grad,
             again,
+            found,
             ..Default::default()
         };
         let quantization = self.plan.quantization.as_ref();

@@ -74,7 +74,13 @@ fn largest(x: RowView, rows: Option<&[Range<usize>]>) -> CubeTensor {
             [element, x.tensor.dtype].map(dtype_to_storage_type),
         );
     }
-    as_dtype(out, DType::F32)
+    from_bits(out)
+}
+
+/// A number to raise to the bits of a largest magnitude, `[1]` in u32 on the device of `like`.
+pub(crate) fn no_amax(like: &CubeTensor) -> CubeTensor {
+    let (client, device) = (like.client.clone(), like.device.clone());
+    zeros_client(client, device, Shape::new([1]), DType::U32)
 }
 
 /// Numbers of a kernel on the device of `like`.
@@ -104,8 +110,8 @@ fn by_memory(mut x: CubeTensor) -> CubeTensor {
     x
 }
 
-/// The same memory as elements of another type of the same size.
-fn as_dtype(x: CubeTensor, dtype: DType) -> CubeTensor {
-    let shape = x.meta.shape().clone();
-    CubeTensor::new_contiguous(x.client, x.device, shape, x.handle, dtype)
+/// The numbers in f32 that have these bits.
+pub(crate) fn from_bits(bits: CubeTensor) -> CubeTensor {
+    let shape = bits.meta.shape().clone();
+    CubeTensor::new_contiguous(bits.client, bits.device, shape, bits.handle, DType::F32)
 }

@@ -23,6 +23,7 @@ use crate::quantized::operands::{ProductOf, Quantization, Quantized, QuantizedOp
 use crate::quantized::recipe::{Scaling, SummedDim};
 pub use amax::amax;
 use amax::amaxes;
+pub(crate) use amax::{from_bits, no_amax};
 use cast::cast_ranges;
 pub use cast::{Cast, CastOptions, cast};
 use numbers::{BlockOptions, block_numbers, numbers};

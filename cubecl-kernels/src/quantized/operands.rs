@@ -7,7 +7,6 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use megaburn_autograd::IntoPrimitive;
 use megaburn_autograd::backend_ops::slice_rows;
 
-use super::grouped::ALGORITHM;
 use super::recipe::{MatrixRole, QuantizationRecipe};
 use crate::gemm_ops::GemmAlgorithm;
 use crate::gradient_accumulation_fusion::GradAccumFusion;
@@ -43,6 +42,10 @@ pub(crate) enum ProductOf {
     /// The gradient of the weight, which sums over tokens.
     WeightGradient,
 }
+
+/// The algorithm of products of ranges of rows: their numbers of rows change with every call, so they are
+/// not tuned.
+pub(super) const RANGE_ALGORITHM: GemmAlgorithm = GemmAlgorithm::Deterministic;
 
 /// Quantisation and products of a backend.
 pub(crate) trait QuantizedOps: GradAccumFusion + IntoPrimitive {
@@ -102,7 +105,7 @@ pub(crate) trait QuantizedOps: GradAccumFusion + IntoPrimitive {
         of: ProductOf,
     ) -> FloatTensor<Self> {
         let products = operands.filter_map(|(a, b)| {
-            let product = Self::quantized_product(a?, b, dtype, of, ALGORITHM);
+            let product = Self::quantized_product(a?, b, dtype, of, RANGE_ALGORITHM);
             Some(Self::wrap::<2>(product))
         });
         let products: Vec<Tensor<2>> = products.collect();

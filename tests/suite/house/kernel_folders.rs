@@ -43,7 +43,14 @@ const OWN: [(&str, &[&str]); 13] = [
     ("dropout", &["add", "key"]),
     (
         "linear/grouped",
-        &["choice", "gradients", "products", "rows"],
+        &[
+            "choice",
+            "gradients",
+            "operands",
+            "products",
+            "quantized",
+            "rows",
+        ],
     ),
     ("moe", &["gradient", "overlapped_read"]),
     ("moe/router", &["choose", "logits", "routed"]),
@@ -54,7 +61,9 @@ const OWN: [(&str, &[&str]); 13] = [
     ),
     (
         "quantized",
-        &["amax", "format", "kept", "operands", "recipe", "scale"],
+        &[
+            "amax", "format", "found", "grouped", "kept", "operands", "recipe", "scale",
+        ],
     ),
     (
         "rope",

@@ -7,6 +7,7 @@ mod kernels;
 #[cfg(feature = "cuda")]
 mod launch;
 mod op;
+mod operands;
 mod options;
 mod products;
 mod quantized;

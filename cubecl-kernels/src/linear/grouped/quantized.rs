@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use megaburn_autograd::backend_ops::as_row;
 use megaburn_autograd::{MainGrad, OverlappedWgrads, RecomputeFn};
 
-use super::op::{operands_of, plain};
+use super::operands::{operands_of, plain};
 use super::options::GroupWeight;
 use crate::gpu::flush;
 use crate::quantized::LinearQuantization;

@@ -17,9 +17,10 @@ use megaburn_cuda::gemm::{self, Fp8IntoOptions, Fp8Kind, Fp8Matrix, Fp8ProductOp
 use megaburn_cuda::tensor;
 
 use crate::quantized::format::SmallFloat;
-use crate::quantized::grouped::ALGORITHM;
 use crate::quantized::kernels::BlockScale;
-use crate::quantized::operands::{ProductOf, Quantization, Quantized, QuantizedOps, quantize_each};
+use crate::quantized::operands::{
+    ProductOf, Quantization, Quantized, QuantizedOps, RANGE_ALGORITHM, quantize_each,
+};
 use crate::quantized::recipe::{Scaling, SummedDim};
 pub use amax::amax;
 use amax::amaxes;
@@ -84,6 +85,7 @@ impl QuantizedOps for Cube {
         let like = tensor::from_backend(like.clone());
         let num_rows = rows.iter().map(Range::len).sum::<usize>();
         if num_rows * columns == 0 {
+            operands.for_each(drop);
             return tensor::into_backend(tensor::empty(&like, [num_rows, columns], dtype.into()));
         }
         let whole = tensor::empty(&like, [num_rows * columns], dtype.into());
@@ -106,7 +108,7 @@ impl QuantizedOps for Cube {
                 }
                 (both, _) => {
                     are_in_place = false;
-                    Self::wrap(both.multiplied(dtype, of, ALGORITHM))
+                    Self::wrap(both.multiplied(dtype, of, RANGE_ALGORITHM))
                 }
             });
         }

@@ -4,9 +4,6 @@
 //! Source: Transformer Engine, `GroupedLinear`, which quantises the rows and the weight of each
 //! expert by itself.
 
-#[cfg(test)]
-mod tests;
-
 use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,14 +14,10 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use megaburn_autograd::{LinearPass, MainGrad, OverlappedWgrads, RecomputeFn, on_every_backend};
 
 use super::amax::AmaxSource;
-use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
+use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps, RANGE_ALGORITHM};
 use super::options::LinearQuantization;
 use super::recipe::{MatrixRole, SummedDim};
-use crate::gemm_ops::GemmAlgorithm;
 use crate::linear::{GroupWeight, LinearOptions, put_gradient};
-
-/// The numbers of rows change with every call, so products are not tuned.
-pub(super) const ALGORITHM: GemmAlgorithm = GemmAlgorithm::Deterministic;
 
 /// The matrices of a grouped linear map and how each is quantised. The recipes are equal.
 #[derive(Clone, Debug)]
@@ -220,7 +213,9 @@ impl QuantizedGroups {
             match group.main_grad.clone().filter(MainGrad::is_attached) {
                 Some(main_grad) => put_gradient(overlapped_wgrads, move || {
                     main_grad.update(|sum, room| match operands {
-                        Some((x, dy)) => B::add_quantized_product(x, dy, sum, room(), ALGORITHM),
+                        Some((x, dy)) => {
+                            B::add_quantized_product(x, dy, sum, room(), RANGE_ALGORITHM)
+                        }
                         None => sum.unwrap_or_else(|| zeros(DType::F32)),
                     });
                 }),
@@ -229,7 +224,7 @@ impl QuantizedGroups {
                     found.push(match operands {
                         Some((x, dy)) => {
                             let of = ProductOf::WeightGradient;
-                            B::quantized_product(x, dy, dtype.into(), of, ALGORITHM)
+                            B::quantized_product(x, dy, dtype.into(), of, RANGE_ALGORITHM)
                         }
                         None => B::unwrap(zeros(dtype)),
                     });

@@ -1,5 +1,7 @@
 //! [`quantized_linear`] against its definition.
 
+mod grouped;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -217,8 +217,8 @@ impl Mlp {
         self.down.forward(self.activated(x, bias))
     }
 
-    /// As [`forward`](Self::forward), where the activation finds the largest magnitudes of its result
-    /// and of its input's gradient, which the matrices' products need.
+    /// As [`forward`](Self::forward), where the activation finds the largest magnitudes of its
+    /// result and of its input's gradient, which the matrices' products need.
     fn forward_observed<const D: usize>(&self, x: Recomputable<D>) -> Tensor<D> {
         let [result, gradient] = <[FoundAmax; 2]>::default();
         let x = self.up.forward(x.with_found(FoundAmaxes {

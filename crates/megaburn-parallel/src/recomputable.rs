@@ -25,8 +25,8 @@ impl<const D: usize> Recomputable<D> {
         }
     }
 
-    /// The same input with largest magnitudes that other operations find: of it, and of the gradient
-    /// of the result that the layer computes from it.
+    /// The same input with largest magnitudes that other operations find: of it, and of the
+    /// gradient of the result that the layer computes from it.
     pub(crate) fn with_found(self, found: FoundAmaxes) -> Self {
         Self { found, ..self }
     }

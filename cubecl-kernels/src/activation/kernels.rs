@@ -84,8 +84,8 @@ fn up_factor<N: Size>(
     }
 }
 
-/// The bits of the largest magnitude of a vector, as it is stored. As unsigned integers, the bits of
-/// magnitudes are ordered as their values, and NaN is above infinity.
+/// The bits of the largest magnitude of a vector, as it is stored. As unsigned integers, the bits
+/// of magnitudes are ordered as their values, and NaN is above infinity.
 #[cube]
 fn magnitude<F: Float, N: Size>(stored: Vector<F, N>) -> u32 {
     let wide = Vector::<f32, N>::cast_from(stored);
@@ -116,9 +116,9 @@ fn raise(amax: &mut [Atomic<u32>], own: u32) {
     }
 }
 
-/// Computes the activation and, if it is `observed`, the largest magnitude of the result, to which it
-/// raises `amax`; otherwise `amax` may be any buffer. A result row has `width` vectors; the up half starts `width` vectors
-/// after the gate half.
+/// Computes the activation and, if it is `observed`, the largest magnitude of the result, to which
+/// it raises `amax`; otherwise `amax` may be any buffer. A result row has `width` vectors; the up
+/// half starts `width` vectors after the gate half.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn forward_kernel<F: Float, G: Float, N: Size>(
     x: &[Vector<F, N>],

@@ -84,8 +84,8 @@ impl<T> ActivationInput<T> {
     }
 }
 
-/// With `amax`, for inputs without weights and biases, it is raised to the bits of the result's largest
-/// magnitude.
+/// With `amax`, for inputs without weights and biases, it is raised to the bits of the result's
+/// largest magnitude.
 fn launch_forward(
     activation: Activation,
     input: ActivationInput<CubeTensor>,

@@ -61,8 +61,8 @@ pub(crate) struct ActivationGrads<T> {
     pub(crate) weight: Option<T>,
 }
 
-/// An activation that finds the largest magnitudes of its result and of its input's gradient, for the
-/// layers that quantise them.
+/// An activation that finds the largest magnitudes of its result and of its input's gradient, for
+/// the layers that quantise them.
 #[derive(Clone, Debug)]
 pub(crate) struct Observed {
     pub(crate) activation: Activation,

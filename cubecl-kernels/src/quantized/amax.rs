@@ -63,8 +63,8 @@ impl AmaxSource {
 
     /// The largest magnitudes to derive the scales of several matrices from, given their own: `[n]`
     /// for as many sources of one kind. A reduction is called once for all, that of the first
-    /// source; those of delayed scaling in every pass, because the matrices of another rank may have
-    /// no step before while those of this rank have one.
+    /// source; those of delayed scaling in every pass, because the matrices of another rank may
+    /// have no step before while those of this rank have one.
     pub(super) fn of_all(sources: &[&Self], found: Tensor<1>) -> Tensor<1> {
         match sources[0] {
             Self::Current(None) => found,

@@ -6,9 +6,10 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 use megaburn_autograd::IntoPrimitive;
 
-/// The largest magnitude of a matrix from the kernel that writes the matrix, so that the layer which
-/// quantises it does not read it a second time. Made for one pass: the operation that makes the matrix
-/// and the layer that takes it get clones. If nothing was found, the layer finds it by itself.
+/// The largest magnitude of a matrix from the kernel that writes the matrix, so that the layer
+/// which quantises it does not read it a second time. Made for one pass: the operation that makes
+/// the matrix and the layer that takes it get clones. If nothing was found, the layer finds it by
+/// itself.
 #[derive(Clone, Debug, Default)]
 pub struct FoundAmax(Arc<Mutex<Option<Tensor<1>>>>);
 

@@ -186,8 +186,8 @@ impl LinearQuantization {
         }
     }
 
-    /// The largest magnitude that the scale of a matrix is derived from, if the recipe needs it. That
-    /// of this rank's part may have been found before.
+    /// The largest magnitude that the scale of a matrix is derived from, if the recipe needs it.
+    /// That of this rank's part may have been found before.
     fn amax<B: QuantizedOps>(
         &self,
         role: MatrixRole,

@@ -43,8 +43,8 @@ pub(crate) enum ProductOf {
     WeightGradient,
 }
 
-/// The algorithm of products of ranges of rows: their numbers of rows change with every call, so they are
-/// not tuned.
+/// The algorithm of products of ranges of rows: their numbers of rows change with every call, so
+/// they are not tuned.
 pub(super) const RANGE_ALGORITHM: GemmAlgorithm = GemmAlgorithm::Deterministic;
 
 /// Quantisation and products of a backend.

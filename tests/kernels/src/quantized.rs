@@ -265,8 +265,8 @@ fn experts() -> Result<(), String> {
     Ok(())
 }
 
-/// Two matrices with SwiGLU between them, whose kernels find the largest magnitudes of its result and
-/// of its input's gradient, or not: the result and the gradients of the matrices.
+/// Two matrices with SwiGLU between them, whose kernels find the largest magnitudes of its result
+/// and of its input's gradient, or not: the result and the gradients of the matrices.
 fn run_mlp(data: &[TensorData; 4], dtype: DType, finds: bool) -> Result<[Vec<f32>; 3], String> {
     let device = Device::cuda(0);
     let [x, up, down] = [0, 1, 2].map(|i| leaf::<2>(&data[i], &device, dtype));

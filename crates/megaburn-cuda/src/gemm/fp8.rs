@@ -114,7 +114,8 @@ pub fn fp8_product(
     Ok(out)
 }
 
-/// Computes `into = a bᵀ` or `into += a bᵀ`, in place. The caller must ensure that `into` is not read concurrently.
+/// Computes `into = a bᵀ` or `into += a bᵀ`, in place. The caller must ensure that `into` is not
+/// read concurrently.
 ///
 /// # Shapes
 /// See [`fp8_product`]; `into`: `[m, n]` in f32, bf16 or f16, with contiguous rows that begin at

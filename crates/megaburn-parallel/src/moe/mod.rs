@@ -54,9 +54,9 @@ use crate::{
 /// all-gather and reduce-scatter over `etp`, or as the [`Dispatcher`] says. A rank without tokens,
 /// or whose experts get none, takes part like any other. With a [load-balancing](LoadBalance) loss
 /// the ranks of [`ExpertGroups::tp_cp`] also sum token counts. If experts are
-/// [quantised](MoeConfig::expert_precision) with one scale per matrix, each pass reduces the largest
-/// magnitudes of all experts' matrices, a number for each: over `tp_cp` if it is larger than
-/// `experts`, else over `etp`.
+/// [quantised](MoeConfig::expert_precision) with one scale per matrix, each pass reduces the
+/// largest magnitudes of all experts' matrices, a number for each: over `tp_cp` if it is larger
+/// than `experts`, else over `etp`.
 #[derive(Module, Debug)]
 pub struct Moe {
     /// Chooses the experts of each token.

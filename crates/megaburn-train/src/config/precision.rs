@@ -36,8 +36,8 @@ pub struct PrecisionConfig {
     /// The number of last layers that are not quantised (`--num-layers-at-end-in-bf16`). Blocks of
     /// multi-token prediction do not count.
     pub num_layers_at_end_in_bf16: usize,
-    /// Whether the routed experts of mixtures of experts are not quantised. By default they are: the
-    /// tokens of each expert, its weights and its gradients have scales of their own.
+    /// Whether the routed experts of mixtures of experts are not quantised. By default they are:
+    /// the tokens of each expert, its weights and its gradients have scales of their own.
     pub experts_in_bf16: bool,
     /// The number of steps whose largest magnitudes determine a scale with `delayed`
     /// (`--fp8-amax-history-len`, which is 1 by default there and 1024 in Transformer Engine).

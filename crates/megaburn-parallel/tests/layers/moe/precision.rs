@@ -95,6 +95,18 @@ fn quantised_experts_of_other_layers_too(
     assert_same(&case.run("tp2-ep2-sp", 7), &one, TOLERANCE);
 }
 
+/// Blocks of an expert's tokens are those of one rank if they are in the order of the sequence.
+#[rstest]
+fn blocks_of_tokens_are_those_of_one_rank(
+    #[values("tp2-ep2-sp", "tp2-etp2-sp", "tp4-ep2-etp2-sp")] layout: &str,
+) {
+    let of = Some(precision(Scaling::Microscaling));
+    let config = mixtral(32, 64, 4, 2).with_expert_precision(of);
+    let case = Case::new([32, 4, 32], config);
+    let one = case.run("tp1", 5);
+    assert_same(&case.run(layout, 5), &one, TOLERANCE);
+}
+
 /// Planted omission: ranks that split the sequence and derive scales from their own tokens.
 #[test]
 fn scales_of_experts_that_ranks_do_not_share_are_caught() {

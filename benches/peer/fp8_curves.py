@@ -6,8 +6,8 @@ scaling next to PyTorch's bf16, all from the same weights on the same batches.
     cargo build --release --bins --features cuda
     fp8_curves.py --data text.txt --out runs/fp8 [--megaburn target/release/megaburn] [--programs bf16,tensorwise] [--save]
 
-The programs are megaburn's recipes, `torch` (bf16) and `torchao`. Each writes OUT/PROGRAM.jsonl; the report is of all that
-are there, so that programs can run in several calls. All keep parameters and activations in bf16, and update f32 masters
+The programs are megaburn's recipes, `torch` (bf16) and `torchao`. Recipes that GPUs emulate multiply in tf32. Each writes
+OUT/PROGRAM.jsonl; the report is of all that are there, so that programs can run in several calls. All keep parameters and activations in bf16, and update f32 masters
 whose rounding the model holds. Embedding and output projection are not quantised.
 
 Writes OUT/fp8_curves.md, with --save also a section on top of benches/results/fp8_curves.md."""
@@ -21,6 +21,8 @@ MODEL = dict(vocab_size=260, hidden_size=1024, intermediate_size=2816, num_hidde
              num_key_value_heads=8, max_position_embeddings=1024, rms_norm_eps=1e-5, tie_word_embeddings=True)
 SEQ_LEN, VALIDATION, BATCH = 1024, 0.05, 8
 LR, MIN_LR, WARMUP, BETAS, EPS, WEIGHT_DECAY, CLIP = 3e-4, 3e-5, 100, (0.9, 0.95), 1e-8, 0.1, 1.0
+# Recipes whose products are emulated.
+EMULATED = ("blockwise", "mxfp8", "nvfp4")
 # Steps whose mean loss is compared.
 LAST = 100
 
@@ -64,7 +66,7 @@ def megaburn(folder, recipe, samples, args):
     run = args.out / f"run-{recipe}"
     settings = {
         "run.dir": run, "run.seed": args.seed, "run.device": "cuda", "data.seq_len": SEQ_LEN, "data.validation_fraction": VALIDATION,
-        "train.dtype": "bf16", "precision.recipe": recipe, "train.global_batch": BATCH, "train.micro_batch": BATCH,
+        "train.dtype": "bf16", "train.tf32": str(recipe in EMULATED).lower(), "precision.recipe": recipe, "train.global_batch": BATCH, "train.micro_batch": BATCH,
         "train.eval_interval": 0, "train.checkpoint_interval": 0, "train.log_interval": 500, "optimizer.lr": LR,
         "optimizer.min_lr": MIN_LR, "optimizer.warmup_steps": WARMUP, "optimizer.beta1": BETAS[0], "optimizer.beta2": BETAS[1],
         "optimizer.eps": EPS, "optimizer.weight_decay": WEIGHT_DECAY, "optimizer.clip_grad": CLIP, "generate.tokens": 0,

@@ -96,8 +96,8 @@ pub use optimizer::{
 };
 pub use quantized::{
     AmaxReduction, AmaxSource, DelayedAmax, FoundAmax, FoundAmaxes, KeptWeight, LinearQuantization,
-    MatrixRole, QuantizationRecipe, Scale, Scaling, SmallFloat, SummedDim, UnchangedWeights,
-    WeightSpan, can_quantize, quantized_linear, quantized_numbers,
+    MatrixCounts, MatrixRole, QuantizationCounts, QuantizationRecipe, Scale, Scaling, SmallFloat,
+    SummedDim, UnchangedWeights, WeightSpan, can_quantize, quantized_linear, quantized_numbers,
 };
 pub use repeat::repeat_heads;
 pub use rope::{
@@ -105,7 +105,7 @@ pub use rope::{
     packed_positions,
 };
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
-pub use split::{SliceMode, split_last, split_last_with};
+pub use split::{SliceMode, split_heads, split_last, split_last_with};
 pub use sum::{sum_all, sum_columns};
 
 /// FP8 numbers on NVIDIA GPUs: the largest magnitude of a tensor, and the cast of a matrix with one

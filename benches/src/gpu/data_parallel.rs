@@ -44,6 +44,9 @@ struct DataParallelArgs {
     /// Skip the run of each GPU by itself, without communication.
     #[arg(long)]
     no_alone: bool,
+    /// Settings on top of the measurement's own, as in `megaburn train --set`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
     /// Number of timed steps.
     #[arg(long, default_value_t = 10)]
     steps: usize,
@@ -88,7 +91,7 @@ fn run(args: &DataParallelArgs) -> Result<(), Failure> {
             &format!("dp{}", group.size()),
             args.layers,
             args.seq_len,
-            &[],
+            &args.set.iter().map(String::as_str).collect::<Vec<_>>(),
         )?;
         config.train.global_batch = group.size() * args.micro_batches;
         config.parallel.zero = zero;
@@ -138,10 +141,9 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
         "formula",
         "loss",
     ];
-    let mut table = Table::new(
-        format!("{ranks} GPUs, {layers} layers, {seq_len} tokens"),
-        &head,
-    );
+    let set: String = args.set.iter().map(|set| format!(", {set}")).collect();
+    let title = format!("{ranks} GPUs, {layers} layers, {seq_len} tokens{set}");
+    let mut table = Table::new(title, &head);
     let alone = found.iter().find(|(way, _)| way.is_none());
     let of_alone = |seconds: f64| match alone {
         Some((_, alone)) => format!("{:.3}", alone.seconds / seconds),

@@ -158,6 +158,15 @@ pub enum CheckpointError {
         name: String,
         dtype: String,
     },
+    #[error("{path}: {why}")]
+    Quantized { path: PathBuf, why: String },
+    #[error("{file}: tensor `{name}` is {dtype}: {why}")]
+    QuantizedTensor {
+        file: PathBuf,
+        name: String,
+        dtype: &'static str,
+        why: String,
+    },
     #[error("{path}: tensor {name} has shape {found:?}, expected {expected:?}")]
     Shape {
         path: PathBuf,

@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::tensor::DType;
 use megaburn_checkpoint::{
     CheckpointError, NamedTensor, Snapshot,
-    hf::{HfWriteOptions, HfWritten, write_hf},
+    hf::{HfWriteOptions, HfWritten, QUANTIZATION, write_hf},
     save_single,
 };
 use serde_json::{Value, json};
@@ -16,6 +16,7 @@ use crate::{
     decoder::DecoderConfig,
     error::ModelError,
     hf::HfParam,
+    quantize::QuantizedTensors,
     source::{ModelSource, PREFIX},
 };
 
@@ -84,11 +85,14 @@ pub fn import(
 /// Exports the model of a checkpoint or run as a folder that Transformers can load, with the small
 /// files that were imported with it.
 ///
+/// With a quantization, the weights of attention, MLPs and experts are written in FP8, and all others
+/// in bf16 if no type is given.
+///
 /// A few blocks of rows are in memory at a time.
 ///
 /// # Errors
-/// See [`ModelSource::open`]; also if `to` exists and may not be replaced, or the disk is full. No
-/// new files remain after an error.
+/// See [`ModelSource::open`]; also if `to` exists and may not be replaced, the disk is full, or
+/// engines read no FP8 weights of the family. No new files remain after an error.
 pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWritten, ModelError> {
     let source = ModelSource::open_verified(from)?;
     if source.hf_dir().is_some() {
@@ -102,10 +106,18 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
         });
     }
     check_target(from, to)?;
+    let quantized = options
+        .quantization
+        .map(|form| QuantizedTensors::of(&source, form))
+        .transpose()?;
+    let (quantized, quantization) = quantized.map_or_else(Default::default, |quantized| {
+        (quantized.names, quantized.config)
+    });
+    let dtype = options.dtype.or(options.quantization.map(|_| DType::BF16));
     let tensors = source.as_published()?;
     let mut assets = Assets::of(&source)?;
     let original = assets.json("config.json");
-    let config = config_json(source.config(), original, options.dtype, &*tensors)?;
+    let config = config_json(source.config(), original, (dtype, quantization), &*tensors)?;
     let is_scaled = source.config().multipliers.logits_scaling != 1.0;
     if source.config().is_encoder_decoder() && source.config().tied != is_scaled {
         tracing::warn!(
@@ -135,7 +147,9 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
         .filter(|param| param.is_buffer)
         .flat_map(HfParam::names);
     let options = HfWriteOptions {
+        dtype,
         f32_tensors: wide.collect(),
+        quantized_tensors: quantized,
         ..options.clone()
     };
     Ok(write_hf(to, &*tensors, &options, &assets.published())?)
@@ -171,8 +185,8 @@ pub fn check_target(from: &Path, to: &Path) -> Result<(), ModelError> {
 /// The `config.json` to write; `None` if the original file describes the model already.
 fn config_json(
     config: &DecoderConfig,
-    original: Option<Value>,
-    dtype: Option<DType>,
+    mut original: Option<Value>,
+    (dtype, quantization): (Option<DType>, Value),
     tensors: &dyn megaburn_checkpoint::TensorSource,
 ) -> Result<Option<Value>, ModelError> {
     let stored = tensors
@@ -204,9 +218,12 @@ fn config_json(
         });
         found.is_ok_and(|found| found == *config)
     };
+    // A model that was imported from quantised weights has others now.
+    let keys = original.as_mut().and_then(Value::as_object_mut);
+    let before = keys.and_then(|keys| keys.shift_remove(QUANTIZATION));
     let original = original.filter(same_model);
     let says = |json: &Value| ["dtype", "torch_dtype"].iter().any(|key| json[key] == name);
-    if original.as_ref().is_some_and(says) {
+    if original.as_ref().is_some_and(says) && before.unwrap_or_default() == quantization {
         return Ok(None);
     }
     let mut json = original.unwrap_or_else(|| config.to_hf());
@@ -214,5 +231,8 @@ fn config_json(
     json.as_object_mut()
         .map(|keys| keys.shift_remove("torch_dtype"));
     json["dtype"] = name.into();
+    if !quantization.is_null() {
+        json[QUANTIZATION] = quantization;
+    }
     Ok(Some(json))
 }

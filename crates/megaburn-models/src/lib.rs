@@ -17,6 +17,7 @@ pub mod families;
 pub mod flops;
 pub mod generate;
 pub mod hf;
+mod quantize;
 pub mod source;
 pub mod upcycle;
 mod warn_once;

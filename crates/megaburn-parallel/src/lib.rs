@@ -79,8 +79,8 @@ pub use encoder_rows::EncoderRows;
 pub use error::ParallelError;
 pub use kv_cache::{KvCache, Packed};
 pub use linear::{
-    LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope, ReplicatedLinear,
-    ReplicatedLinearConfig, Split,
+    LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope, QuantizedLayer,
+    ReplicatedLinear, ReplicatedLinearConfig, Split,
 };
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{
@@ -97,7 +97,7 @@ pub use recompute::{checkpoint_residual, offload_residual, recomputed};
 pub use residual::Residual;
 pub use selective_save::SelectiveSave;
 pub use shards::{
-    PlanBuilder, Sharded, check_plan, delayed_amaxes, main_grads, shard_plan, vector_grads,
+    PlanBuilder, Sharded, check_plan, main_grads, quantized_layers, shard_plan, vector_grads,
 };
 pub use tokens::{BatchContext, TokenBlock};
 pub use vocab_bias::{VocabParallelBias, VocabParallelBiasConfig};

@@ -8,10 +8,9 @@ use burn::{
 };
 use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
-use megaburn_kernels::DelayedAmax;
 use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
 
-use crate::error::ParallelError;
+use crate::{error::ParallelError, linear::QuantizedLayer};
 
 /// A module that knows the shards of its parameters. Layers of this crate implement it. A model
 /// forwards the call to its fields, under their names:
@@ -54,7 +53,7 @@ pub struct PlanBuilder {
     params: Vec<(String, ParamSpec)>,
     main_grads: BTreeMap<String, MainGrad>,
     vector_grads: BTreeMap<String, MainGrad>,
-    delayed: BTreeMap<String, DelayedAmax>,
+    quantized: BTreeMap<String, QuantizedLayer>,
     /// For each layer with a name, the name that keyed its draw, and the layer's path.
     names: Vec<(String, String)>,
 }
@@ -85,9 +84,10 @@ impl PlanBuilder {
         self.param(field, shard);
     }
 
-    /// Adds a matrix of the current module whose scale is delayed.
-    pub(crate) fn delayed(&mut self, matrix: &str, amax: &DelayedAmax) {
-        self.delayed.insert(self.join(matrix), amax.clone());
+    /// Records the precision of the current module, if it may be quantised.
+    pub(crate) fn quantized(&mut self, layer: Option<&QuantizedLayer>) {
+        self.quantized
+            .extend(layer.map(|layer| (self.path.join("."), layer.clone())));
     }
 
     /// Adds the module in field `field`.
@@ -172,12 +172,11 @@ pub fn vector_grads<M: Sharded>(model: &M) -> BTreeMap<String, MainGrad> {
     builder.vector_grads
 }
 
-/// The largest magnitudes of the matrices whose scales are delayed, by the path of the layer and
-/// the name of the matrix: `input`, `weight` or `gradient`.
-pub fn delayed_amaxes<M: Sharded>(model: &M) -> BTreeMap<String, DelayedAmax> {
+/// The precision of the linear layers of a model that may be quantised, by the path of the layer.
+pub fn quantized_layers<M: Sharded>(model: &M) -> BTreeMap<String, QuantizedLayer> {
     let mut builder = PlanBuilder::default();
     model.shards(&mut builder);
-    builder.delayed
+    builder.quantized
 }
 
 /// Refuses a plan that misses a parameter, names one that does not exist, or gives one another

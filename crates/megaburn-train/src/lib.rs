@@ -54,4 +54,4 @@ pub use start::report_start_failure;
 pub use stop::StopReason;
 pub use train_loop::Ended;
 pub use train_state::{TrainState, TrainStateConfig};
-pub use trainer::{Conversions, Progress, Resumed, Trainer};
+pub use trainer::{Conversions, LossScaleConversion, Progress, Resumed, ResumedAmaxes, Trainer};

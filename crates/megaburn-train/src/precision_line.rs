@@ -1,16 +1,50 @@
-//! The line of the console that says which layers multiply quantised matrices and which do not.
+//! The lines of the console that say which layers multiply quantised matrices and which do not.
 
 use megaburn_kernels::SmallFloat;
 use megaburn_models::DecoderConfig;
+use megaburn_report::{
+    console::human_number,
+    metrics::{FallbackMetrics, LayerQuantization, MatrixQuantization, PrecisionMetrics},
+};
 
-use crate::config::TrainConfig;
+use crate::config::{Dtype, PrecisionConfig, TrainConfig};
 
-/// The console's description of a run's quantised products; `None` if it has none.
-pub(crate) fn describe(config: &TrainConfig, model: &DecoderConfig) -> Option<String> {
-    let recipe = config.precision.quantization()?;
-    let precision = config.precision.of_model();
+/// The console's description of a run's quantised products in a step, and of later changes; `None` if
+/// it has none.
+pub(crate) fn describe(config: &TrainConfig, model: &DecoderConfig, step: u64) -> Option<String> {
+    if !config.precision.quantizes() {
+        return None;
+    }
+    let phases = config.precision.phases().into_iter();
+    let later = phases.filter(|(from, _)| *from > step);
+    let later = later.map(|(from, precision)| format!("; {} from step {from}", precision.recipe));
+    let now = describe_phase(config, &config.precision.at_step(step), model);
+    Some(now + &later.collect::<String>())
+}
+
+/// The description of the phase that a step begins, except the first step of a run.
+pub(crate) fn describe_change(
+    config: &TrainConfig,
+    model: &DecoderConfig,
+    step: u64,
+) -> Option<String> {
+    let phases = config.precision.phases();
+    let (_, precision) = phases.iter().skip(1).find(|(from, _)| *from == step)?;
+    let what = describe_phase(config, precision, model);
+    Some(format!("from step {step} {what}"))
+}
+
+fn describe_phase(
+    config: &TrainConfig,
+    precision: &PrecisionConfig,
+    model: &DecoderConfig,
+) -> String {
+    let Some(recipe) = precision.quantization() else {
+        return format!("in {}: nothing is quantised", config.train.dtype);
+    };
+    let of_model = precision.of_model();
     let blocks = model.num_blocks();
-    let is_quantised = |block: &usize| precision.of_block(*block, model.layers).is_some();
+    let is_quantised = |block: &usize| of_model.of_block(*block, model.layers).is_some();
     let quantised = (0..blocks).filter(is_quantised).count();
     let formats = match recipe.gradients {
         SmallFloat::E5m2 => "e4m3, gradients in e5m2",
@@ -33,11 +67,95 @@ pub(crate) fn describe(config: &TrainConfig, model: &DecoderConfig) -> Option<St
         (false, true) => "attention and routed experts",
         (false, false) => "attention",
     };
-    Some(format!(
+    format!(
         "{}: {parts} of {quantised} of {blocks} layers in {formats}; all else in {}, such \
         as embedding, output projection{experts}",
-        config.precision.recipe, config.train.dtype,
+        precision.recipe, config.train.dtype,
+    )
+}
+
+/// What the console says about a step's precision: layers that fall back or no longer do, and the
+/// largest shares that were lost.
+pub(crate) fn describe_step(
+    config: &TrainConfig,
+    step: u64,
+    found: &PrecisionMetrics,
+) -> Vec<String> {
+    let dtype = config.train.dtype;
+    let begun = found.fallbacks.iter().filter_map(|fallback| {
+        let FallbackMetrics {
+            layer,
+            matrix,
+            cause,
+            value,
+            bound,
+            until_step,
+        } = fallback;
+        let [value, bound] = [value, bound].map(|share| percent(*share));
+        let why = format!(
+            "{value} of its {} {cause} in step {step}, more than {bound}",
+            matrix.as_ref()?
+        );
+        Some(format!(
+            "{layer} is computed in {dtype} up to step {until_step}: {why}"
+        ))
+    });
+    let ended = found.ended_fallbacks.iter();
+    let ended = ended.map(|layer| format!("{layer} no longer falls back to {dtype}"));
+    let lost = [
+        largest(found, "saturated", |matrix| matrix.saturated),
+        largest(found, "underflowed", |matrix| matrix.underflowed),
+    ];
+    begun
+        .chain(spike_line(dtype, step, found))
+        .chain(ended)
+        .chain(lost.into_iter().flatten())
+        .collect()
+}
+
+/// The line after a spike of the loss, if layers fell back because of it.
+fn spike_line(dtype: Dtype, step: u64, found: &PrecisionMetrics) -> Option<String> {
+    let of_spike: Vec<&FallbackMetrics> = found
+        .fallbacks
+        .iter()
+        .filter(|it| it.matrix.is_none())
+        .collect();
+    let FallbackMetrics { value, bound, .. } = of_spike.first()?;
+    let until = of_spike.iter().map(|it| it.until_step).max()?;
+    let layers = of_spike.len();
+    Some(format!(
+        "{layers} layers are computed in {dtype}, up to step {until} at the longest: the loss of step \
+        {step} is {value:.4}, more than {bound:.4}"
     ))
+}
+
+/// The matrix with the largest share of lost elements, if layers were measured and lost some.
+fn largest(
+    found: &PrecisionMetrics,
+    what: &str,
+    share: fn(&MatrixQuantization) -> f64,
+) -> Option<String> {
+    let matrices = found.layers.iter().flat_map(|(layer, matrices)| {
+        let LayerQuantization {
+            input,
+            weight,
+            gradient,
+        } = matrices;
+        let all = [("input", input), ("weight", weight), ("gradient", gradient)];
+        let of =
+            move |(matrix, found): (_, &Option<_>)| Some((layer, matrix, share(found.as_ref()?)));
+        all.into_iter().filter_map(of)
+    });
+    let largest = matrices.max_by(|a, b| a.2.total_cmp(&b.2));
+    let (layer, matrix, share) = largest.filter(|(_, _, share)| *share > 0.0)?;
+    let share = percent(share);
+    Some(format!(
+        "at most {share} of a matrix {what}: the {matrix} of {layer}"
+    ))
+}
+
+fn percent(share: f64) -> String {
+    format!("{}%", human_number(100.0 * share))
 }
 
 #[cfg(test)]
@@ -68,12 +186,92 @@ mod tests {
         Some("blockwise: attention of 4 of 4 layers in e4m3; all else in f32, such as \
             embedding, output projection, routers and routed experts")
     )]
+    #[case(
+        &["precision.schedule=[{from_step=9,recipe=\"mxfp8\"}, {from_step=12,recipe=\"bf16\"}]"],
+        Some("in f32: nothing is quantised; mxfp8 from step 9; bf16 from step 12")
+    )]
     fn the_layers_and_the_formats_are_said(#[case] sets: &[&str], #[case] expected: Option<&str>) {
         let layers = sets
             .iter()
             .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
         let config = layers.unwrap().load().unwrap();
         let model = config.fresh_model(260);
-        assert_eq!(describe(&config, &model).as_deref(), expected);
+        assert_eq!(describe(&config, &model, 1).as_deref(), expected);
+    }
+    #[test]
+    fn changes_are_said_at_their_step() {
+        let schedule = "precision.schedule=[{from_step=9,recipe=\"mxfp8\"}]";
+        let config = ConfigLayers::new().with_set(schedule).unwrap();
+        let config = config.load().unwrap();
+        let model = config.fresh_model(260);
+        let [before, at] = [8, 9].map(|step| describe_change(&config, &model, step));
+        assert_eq!(before, None);
+        let at = at.unwrap();
+        assert!(
+            at.starts_with("from step 9 mxfp8: attention and MLPs of 4 of 4"),
+            "{at}"
+        );
+    }
+
+    #[test]
+    fn fallbacks_and_the_largest_shares_are_said() {
+        let config = ConfigLayers::new().load().unwrap();
+        let matrix = |saturated, underflowed| {
+            Some(MatrixQuantization {
+                saturated,
+                underflowed,
+                amax: 2.0,
+            })
+        };
+        let layer = |input, gradient| LayerQuantization {
+            input,
+            weight: None,
+            gradient,
+        };
+        let found = PrecisionMetrics {
+            recipe: "delayed".into(),
+            layers: [
+                ("a".into(), layer(matrix(0.25, 0.0), matrix(0.0, 0.125))),
+                ("b".into(), layer(matrix(0.125, 0.0), None)),
+            ]
+            .into(),
+            fallbacks: vec![
+                FallbackMetrics {
+                    layer: "a".into(),
+                    matrix: Some("input".into()),
+                    cause: "saturated".into(),
+                    value: 0.25,
+                    bound: 0.01,
+                    until_step: 30,
+                },
+                FallbackMetrics {
+                    layer: "b".into(),
+                    matrix: None,
+                    cause: "loss".into(),
+                    value: 4.0,
+                    bound: 3.5,
+                    until_step: 30,
+                },
+                FallbackMetrics {
+                    layer: "c".into(),
+                    matrix: None,
+                    cause: "loss".into(),
+                    value: 4.0,
+                    bound: 3.5,
+                    until_step: 25,
+                },
+            ],
+            ended_fallbacks: vec!["c".into()],
+        };
+        let expected = [
+            "a is computed in f32 up to step 30: 25.0% of its input saturated in step 20, more than \
+            1.00%",
+            "2 layers are computed in f32, up to step 30 at the longest: the loss of step 20 is \
+            4.0000, more than 3.5000",
+            "c no longer falls back to f32",
+            "at most 25.0% of a matrix saturated: the input of a",
+            "at most 12.5% of a matrix underflowed: the gradient of a",
+        ];
+        assert_eq!(describe_step(&config, 20, &found), expected);
     }
 }

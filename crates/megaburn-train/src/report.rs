@@ -1,5 +1,6 @@
 //! Rank 0's output about a run, on the console and in files.
 
+mod precision;
 mod saved;
 mod start;
 
@@ -116,7 +117,7 @@ impl<'a> Reporter<'a> {
             },
             model.summary(),
         ));
-        if let Some(products) = precision_line::describe(config, model) {
+        if let Some(products) = precision_line::describe(config, model, done + 1) {
             console.line(format!("products {products}"));
         }
         console.line(format!("data     {}", data.description));
@@ -135,10 +136,9 @@ impl<'a> Reporter<'a> {
             console.line(format!("epochs   {}", all.join(", ")));
         }
         for SourceReading { path, packing, .. } in reading {
-            let of = if several {
-                format!("{path}: ")
-            } else {
-                String::new()
+            let of = match several {
+                true => format!("{path}: "),
+                false => String::new(),
             };
             if let Some(packing) = packing {
                 console.line(format!("packing  {of}{packing}"));

@@ -141,6 +141,10 @@ impl TrainLoop<'_> {
     /// Does one step, and saves a checkpoint if one is due. Returns the reason if the run stops
     /// after this step.
     fn step(&mut self) -> Result<Option<StopReason>, TrainError> {
+        if let Some(report) = &mut self.report {
+            let next = self.trainer.progress().step + 1;
+            report.precision_change(self.config, self.trainer.model_config(), next);
+        }
         let metrics = match self.trainer.try_step() {
             Ok(metrics) => metrics,
             Err(error) => return Err(self.failed(error)),
@@ -150,6 +154,7 @@ impl TrainLoop<'_> {
         self.pulse.beat();
         if let Some(report) = &mut self.report {
             report.step(&metrics)?;
+            report.precision(self.config, &metrics);
         }
         let train = &self.config.train;
         if due(metrics.step, train.check_replicas_interval) {

@@ -162,7 +162,7 @@ impl TrainConfig {
             record_max_logits: self.records_max_logits(),
             moe: self.moe.options(),
             fused_linear_cross_entropy: self.train.fused_linear_cross_entropy,
-            precision: self.precision.of_model(),
+            precision: self.precision.of_all_phases(),
         })
     }
 }

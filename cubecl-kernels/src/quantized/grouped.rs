@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
+use megaburn_autograd::backend_ops::slice_rows;
 use megaburn_autograd::{LinearPass, MainGrad, OverlappedWgrads, RecomputeFn, on_every_backend};
 
 use super::amax::AmaxSource;
@@ -80,6 +81,7 @@ on_every_backend! {
             };
             let dtype = TensorMetadata::dtype(&x).into();
             let amaxes = groups.amaxes::<Self>(MatrixRole::Input, x.clone());
+            groups.count::<Self>(MatrixRole::Input, &x, amaxes.as_ref());
             let found = Self::quantize_ranges(x, &groups.rows, amaxes.clone(), how);
             let (inputs, rows): (Vec<_>, Vec<_>) = found.into_iter().map(split).unzip();
             if is_trained {
@@ -103,6 +105,7 @@ on_every_backend! {
             };
             let dtype = TensorMetadata::dtype(&dy).into();
             let amaxes = groups.amaxes::<Self>(MatrixRole::Gradient, dy.clone());
+            groups.count::<Self>(MatrixRole::Gradient, &dy, amaxes.as_ref());
             let found = Self::quantize_ranges(dy, &groups.rows, amaxes, how);
             let (gradients, dy): (Vec<_>, Vec<_>) = found.into_iter().map(split).unzip();
             let dx = groups.products::<Self>(gradients, LinearPass::Backward, dtype);
@@ -154,6 +157,24 @@ impl QuantizedGroups {
             let found = B::wrap(B::largest_magnitudes(x, &self.rows));
             B::unwrap(AmaxSource::of_all(&sources, found))
         })
+    }
+
+    /// Counts the elements of each range that are lost, where they are counted.
+    fn count<B: QuantizedOps>(
+        &self,
+        role: MatrixRole,
+        x: &FloatTensor<B>,
+        amaxes: Option<&FloatTensor<B>>,
+    ) {
+        let ranges = self.rows.iter().zip(&self.quantizations).enumerate();
+        for (index, (rows, quantization)) in ranges {
+            if rows.is_empty() || quantization.counts.is_none() {
+                continue;
+            }
+            let x = slice_rows::<B>(x.clone(), 0, rows.clone());
+            let of = |amaxes: &FloatTensor<B>| slice_rows::<B>(amaxes.clone(), 0, index..index + 1);
+            quantization.count::<B>(role, &x, amaxes.map(of).as_ref());
+        }
     }
 
     /// The products of ranges of rows and their matrices, one below the other. Every matrix is

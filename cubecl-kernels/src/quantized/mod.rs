@@ -1,6 +1,7 @@
 //! Linear maps of quantised matrices: FP8 and the emulated formats of newer GPUs.
 
 mod amax;
+mod counts;
 mod fallback;
 mod format;
 mod found;
@@ -29,6 +30,7 @@ use megaburn_autograd::backend_ops::slice_rows;
 use megaburn_autograd::{fused, on_every_backend};
 
 pub use amax::{AmaxReduction, AmaxSource, DelayedAmax};
+pub use counts::{MatrixCounts, QuantizationCounts};
 pub use format::SmallFloat;
 pub use found::{FoundAmax, FoundAmaxes};
 pub use kept::{KeptWeight, UnchangedWeights, WeightSpan};

@@ -12,6 +12,7 @@ use megaburn_autograd::{
     run_or_defer,
 };
 
+use super::amax::AmaxSource;
 use super::found::FoundAmax;
 use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::options::LinearQuantization;
@@ -63,6 +64,7 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
             rows::<B>(x.clone()),
             options.found.input.as_ref(),
         );
+        quantization.count::<B>(MatrixRole::Input, &rows::<B>(x.clone()), amax.as_ref());
         let again: Option<RecomputeFn> = options.again.take();
         let how = Quantization {
             rows: again.is_none(),
@@ -116,6 +118,7 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
             dy.clone(),
             options.found.gradient.as_ref(),
         );
+        quantization.count::<B>(MatrixRole::Gradient, &dy, amax.as_ref());
         let how = Quantization {
             rows: grads.wants(1),
             cols: grads.wants(0),
@@ -202,6 +205,25 @@ impl LinearQuantization {
         needs_amax.then(|| self.source(role).of::<B>(x, own))
     }
 
+    /// Counts the elements of a matrix that are lost, if the layer counts them. Inputs and gradients are
+    /// quantised along their features, and weights as for the result.
+    pub(super) fn count<B: QuantizedOps>(
+        &self,
+        role: MatrixRole,
+        x: &FloatTensor<B>,
+        amax: Option<&FloatTensor<B>>,
+    ) {
+        let Some(counts) = &self.counts else {
+            return;
+        };
+        let summed = match role {
+            MatrixRole::Weight => SummedDim::Rows,
+            MatrixRole::Input | MatrixRole::Gradient => SummedDim::Cols,
+        };
+        let is_delayed = matches!(self.source(role), AmaxSource::Delayed(_));
+        counts.count::<B>(x, amax, self.of(role, summed), is_delayed);
+    }
+
     /// `q(w)` for the product that sums over a dimension of `[in, out]`. `w` is `[in, out]`, or
     /// `[out, in]` with `out_in`.
     pub(super) fn weight<B: QuantizedOps>(
@@ -216,6 +238,9 @@ impl LinearQuantization {
             let w = read_weight::<B>(w.clone(), main_grad, pass);
             let w = if options.out_in { swapped::<B>(w) } else { w };
             let amax = self.amax::<B>(MatrixRole::Weight, w.clone(), None);
+            if pass == LinearPass::Forward {
+                self.count::<B>(MatrixRole::Weight, &w, amax.as_ref());
+            }
             B::quantize_matrix(w, amax, how)
         };
         let how = self.of(MatrixRole::Weight, summed);

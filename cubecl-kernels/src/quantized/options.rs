@@ -1,4 +1,5 @@
 use super::amax::AmaxSource;
+use super::counts::QuantizationCounts;
 use super::kept::KeptWeight;
 use super::recipe::{MatrixRole, QuantizationRecipe};
 
@@ -15,6 +16,8 @@ pub struct LinearQuantization {
     pub gradient: AmaxSource,
     /// Keeps the quantised weight while weights [do not change](crate::WeightSpan).
     pub kept: Option<KeptWeight>,
+    /// Counts the elements that saturate or underflow, if it is given.
+    pub counts: Option<QuantizationCounts>,
 }
 
 impl LinearQuantization {
@@ -26,6 +29,7 @@ impl LinearQuantization {
             weight: AmaxSource::default(),
             gradient: AmaxSource::default(),
             kept: None,
+            counts: None,
         }
     }
 
@@ -39,7 +43,7 @@ impl LinearQuantization {
     }
 
     /// The same quantisation for a pass that is not trained on, such as an evaluation: delayed
-    /// scaling records nothing.
+    /// scaling records nothing, and no element is counted.
     #[must_use]
     pub fn without_record(&self) -> Self {
         Self {
@@ -52,6 +56,7 @@ impl LinearQuantization {
                 AmaxSource::Current(_) => self.kept.clone(),
                 AmaxSource::Delayed(_) => None,
             },
+            counts: None,
         }
     }
 }

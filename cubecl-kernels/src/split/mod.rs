@@ -1,4 +1,4 @@
-//! Splits a tensor along its last dimension, and assembles its gradient in one pass.
+//! Splits a tensor along a dimension, and assembles its gradient in one pass.
 //!
 //! The gradient of an ordinary slice is a full-size tensor of zeros with the slice's gradient in
 //! it, and the gradients of several slices are added up: for queries, keys and values sliced from
@@ -55,7 +55,40 @@ pub fn split_last_with<const D: usize, const N: usize>(
         n,
         "split_last: sizes {sizes:?} do not add up to {n} columns"
     );
-    fused_outputs(Split { sizes, cuts }, [x.into_dispatch()])
+    let dim = D - 1;
+    fused_outputs(Split { sizes, cuts, dim }, [x.into_dispatch()])
+}
+
+/// [`split_last_with`] of features that are heads one after the other: each part has some of them.
+///
+/// Burn's `reshape` of a part of the features copies it if there is one sequence, though a view would
+/// do. So the heads are told apart first.
+///
+/// # Shapes
+/// `[s, b, n * head_dim]` to `[s, b, counts[i], head_dim]` each
+///
+/// # Panics
+/// If the counts do not add up to `n`.
+pub fn split_heads<const N: usize>(
+    x: Tensor<3>,
+    head_dim: usize,
+    counts: [usize; N],
+    cuts: [SliceMode; N],
+) -> [Tensor<4>; N] {
+    arg_check::check("split_heads", [float("x", &x)]);
+    let [s, b, features] = x.dims();
+    let n = counts.iter().sum::<usize>();
+    assert_eq!(
+        n * head_dim,
+        features,
+        "split_heads: {counts:?} heads of {head_dim} features are not {features} features"
+    );
+    let split = Split {
+        sizes: counts,
+        cuts,
+        dim: 2,
+    };
+    fused_outputs(split, [x.reshape([s, b, n, head_dim]).into_dispatch()])
 }
 
 #[cfg(test)]
@@ -97,6 +130,34 @@ mod tests {
         }
     }
 
+    #[rstest]
+    fn heads_are_split_as_the_features_that_they_are(
+        #[values([3, 1], [4, 2])] sizes: [usize; 2],
+        #[values(SliceMode::View, SliceMode::Copy)] cut: SliceMode,
+    ) {
+        let [seq, batch] = sizes;
+        let counts = [4, 2, 1];
+        let x = leaf(normal([seq, batch, 7 * 6]));
+        let weights = counts.map(|count| constant([seq, batch, count, 6]));
+        let of_features = || {
+            let parts = split_last(x.clone(), counts.map(|count| count * 6));
+            let mut counts = counts.into_iter();
+            parts.map(|part| part.reshape([seq, batch, counts.next().expect("3 parts"), 6]))
+        };
+        let of_heads = || split_heads(x.clone(), 6, counts, [cut; 3]);
+        for (found, expected) in of_heads().into_iter().zip(of_features()) {
+            assert_eq!(distance(found, expected), 0.0);
+        }
+        let gradient = |parts: [Tensor<4>; 3]| {
+            let parts = parts.into_iter().zip(weights.clone());
+            let loss = parts
+                .map(|(part, weight)| (part.exp() * weight).sum())
+                .reduce(|a, b| a + b);
+            x.grad(&loss.expect("3 parts").backward()).unwrap()
+        };
+        assert_eq!(distance(gradient(of_heads()), gradient(of_features())), 0.0);
+    }
+
     #[test]
     fn the_tensor_may_be_used_beside_its_parts() {
         let x = normal([2, 5]);
@@ -130,6 +191,10 @@ mod tests {
 
     #[rstest]
     #[case(|| drop(split_last(normal([2, 5]), [3, 3])), "split_last: sizes [3, 3] do not add up to 5 columns")]
+    #[case(
+        || drop(split_heads(normal([2, 1, 6]), 2, [1, 3], [SliceMode::View; 2])),
+        "split_heads: [1, 3] heads of 2 features are not 6 features"
+    )]
     #[case(|| drop(split_last(quantized([2, 8]), [4, 4])), "split_last: x is qfloat")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);

@@ -5,9 +5,9 @@ use burn::prelude::Device;
 use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_autograd::MainGrad;
 use megaburn_kernels::{
-    FoundAmax, FoundAmaxes, GroupWeight, GroupedOptions, LinearOptions, LinearQuantization,
-    MatrixRole, QuantizationRecipe, Scaling, SmallFloat, SummedDim, grouped_linear,
-    quantized_linear, quantized_numbers, swiglu, swiglu_observed,
+    AmaxSource, DelayedAmax, FoundAmax, FoundAmaxes, GroupWeight, GroupedOptions, LinearOptions,
+    LinearQuantization, MatrixRole, QuantizationCounts, QuantizationRecipe, Scaling, SmallFloat,
+    SummedDim, grouped_linear, quantized_linear, quantized_numbers, swiglu, swiglu_observed,
 };
 
 use super::compare::{close, host, leaf, normal};
@@ -19,6 +19,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("main_gradients_are_those_of_the_cpu", main_gradients),
     ("experts_are_those_of_the_cpu", experts),
     ("what_activations_find_changes_no_bit", activations),
+    ("lost_elements_are_those_of_the_cpu", lost_elements),
 ];
 
 const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
@@ -323,6 +324,55 @@ fn activations() -> Result<(), String> {
             };
             if bits(&found) != bits(&expected) {
                 return Err(format!("{tokens} tokens, {hidden}, {ffn}, {dtype:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The counts of elements that saturate and underflow, and the largest magnitudes, of the three
+/// matrices of a layer whose scales are those of smaller ones.
+fn lost_elements() -> Result<(), String> {
+    for recipe in recipes() {
+        for dtype in [DType::F32, DType::BF16] {
+            if !part::is_mine() {
+                continue;
+            }
+            let [x, w, _, dy] = inputs([33, 48, 140], dtype);
+            let of = |device: &Device| -> Result<Vec<f32>, String> {
+                let counts = QuantizationCounts::default();
+                let delayed = || {
+                    let amax = DelayedAmax::new(None);
+                    amax.set_derived(Some(Tensor::from_floats([0.75], device)));
+                    AmaxSource::Delayed(amax)
+                };
+                let quantization = LinearQuantization {
+                    input: delayed(),
+                    weight: delayed(),
+                    gradient: delayed(),
+                    counts: Some(counts.clone()),
+                    ..LinearQuantization::new(recipe)
+                };
+                // Small and large numbers: some of the small ones become zero.
+                let cubes = |data: &TensorData| {
+                    let x: Tensor<2> = Tensor::from_data(data.clone(), (device, dtype));
+                    x.clone() * x.clone().abs().powf_scalar(7.0)
+                };
+                let [x, w, dy] = [&x, &w, &dy].map(cubes);
+                let [x, w] = [x, w].map(|x| Tensor::<2>::from_inner(x).require_grad());
+                let y = quantized_linear(x, w, None, LinearOptions::default(), quantization);
+                (y * Tensor::from_inner(dy)).sum().backward();
+                let mut all = Vec::new();
+                for role in [MatrixRole::Input, MatrixRole::Weight, MatrixRole::Gradient] {
+                    let found = counts.take(role).ok_or("a matrix was not counted")?;
+                    all.extend(host(found.numbers)?);
+                }
+                Ok(all)
+            };
+            let [found, expected] = [of(&Device::cuda(0))?, of(&Device::flex())?];
+            let is_close = |(a, b): (&f32, &f32)| (a - b).abs() <= 0.01 * b.abs() + 1.0;
+            if !found.iter().zip(&expected).all(is_close) || expected[1] == 0.0 {
+                return Err(format!("{recipe:?} {dtype:?}: {found:?}, not {expected:?}"));
             }
         }
     }

@@ -2,4 +2,5 @@
 
 mod layouts;
 mod runs;
+mod schedule;
 mod support;

@@ -62,7 +62,7 @@ const OWN: [(&str, &[&str]); 13] = [
     (
         "quantized",
         &[
-            "amax", "format", "found", "grouped", "kept", "operands", "recipe", "scale",
+            "amax", "counts", "format", "found", "grouped", "kept", "operands", "recipe", "scale",
         ],
     ),
     (

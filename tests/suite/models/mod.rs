@@ -1,6 +1,7 @@
 //! Models of Hugging Face, PyTorch and torchtitan: conversion, verification, generation.
 
 mod foreign;
+mod fp8;
 pub(crate) mod generate;
 pub(crate) mod interrupted;
 mod own_family;

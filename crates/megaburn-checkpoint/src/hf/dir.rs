@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{
     CONFIG,
     json::read_json,
+    quantized::{Readable, readable, with_method_of_file},
     tensor::{HfTensor, Tensors},
     weights,
 };
@@ -30,6 +31,10 @@ use crate::{
 /// 4. the files that `pytorch_model.bin.index.json` names
 /// 5. the only file `*.pt` or `*.pth`, not counting files of a trainer (`optimizer.pt`, ...)
 ///
+/// Weights in FP8 become floats as they are read: each code times its scale, in f32, rounded to the
+/// type that is asked for. By themselves they have the type of the model in `config.json`, bf16 if
+/// it names none. Their scales are no tensors of the folder.
+///
 /// Opening the folder opens the files and reads their headers or pickles; nothing of a pickle is
 /// executed. Tensor data is read only when requested, and only the bytes that are needed. A tensor
 /// of PyTorch that is not contiguous is read as a whole, and the last one is kept.
@@ -38,6 +43,8 @@ pub struct HfDir {
     path: PathBuf,
     config: Value,
     tensors: Tensors,
+    /// Tensors that are made from FP8, in f32: `tensors` has them in the type of `config.json`.
+    wide: Tensors,
 }
 
 /// Bytes of two tensors that are compared at once.
@@ -50,7 +57,8 @@ impl HfDir {
     /// The folder is missing; `config.json` is missing or invalid; there are no weights, or several
     /// `.pt` files; the index is invalid, names a missing file, or names a file that lacks the
     /// tensor; a file is truncated or damaged; a pickle names anything that is no part of a state
-    /// dict; a tensor has an element type that megaburn does not read (8-bit floats).
+    /// dict; weights are quantised by a method that is not read; an FP8 tensor has no scales, or
+    /// they have another shape; a tensor has an element type that megaburn does not read.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         fs::read_dir(path).during("read the folder", path)?;
         let config: Value = read_json(&path.join(CONFIG))?;
@@ -60,8 +68,13 @@ impl HfDir {
                 "it is not a JSON object",
             ));
         }
-        let tensors = weights::open(path)?;
-        Self::from_tensors(path, config, tensors)
+        let config = with_method_of_file(config, path)?;
+        let found = weights::open(path)?;
+        let Readable { tensors, wide } = readable(path, &config, found)?;
+        Ok(Self {
+            wide,
+            ..Self::from_tensors(path, config, tensors)?
+        })
     }
 
     /// The tensors of a folder of another format, under the names that they would have if the
@@ -85,6 +98,7 @@ impl HfDir {
             path: path.to_path_buf(),
             config,
             tensors,
+            wide: Tensors::new(),
         })
     }
 
@@ -92,11 +106,15 @@ impl HfDir {
     /// Transformers.
     #[must_use]
     pub fn renamed(self, rename: impl Fn(String) -> String) -> Self {
-        let tensors = self.tensors.into_iter();
-        Self {
-            tensors: tensors
+        let renamed = |tensors: Tensors| {
+            let tensors = tensors.into_iter();
+            tensors
                 .map(|(name, tensor)| (rename(name), tensor))
-                .collect(),
+                .collect()
+        };
+        Self {
+            tensors: renamed(self.tensors),
+            wide: renamed(self.wide),
             ..self
         }
     }
@@ -111,6 +129,11 @@ impl HfDir {
         &self.config
     }
 
+    /// Whether some weights are stored in FP8.
+    pub fn has_fp8(&self) -> bool {
+        !self.wide.is_empty()
+    }
+
     /// All tensors, sorted by name.
     pub fn tensors(&self) -> impl Iterator<Item = TensorHeader> {
         self.tensors
@@ -121,7 +144,7 @@ impl HfDir {
     /// The header of a tensor, if there is one of this name. `name[3]` is row 3 of `name` without
     /// its first dimension: an expert's matrix in a stack of them.
     pub fn header(&self, name: &str) -> Option<TensorHeader> {
-        self.tensor(name).map(|(_, header, _)| header)
+        row_or_tensor(&self.tensors, name).map(|(_, header, _)| header)
     }
 
     /// Whether two tensors have the same element type, shape and bytes.
@@ -157,11 +180,8 @@ impl HfDir {
     }
 
     /// The file, header and stored bytes of a tensor.
-    pub(crate) fn find(
-        &self,
-        name: &str,
-    ) -> Result<(&Path, TensorHeader, Stored<'_>), CheckpointError> {
-        self.tensor(name).ok_or_else(|| {
+    pub(crate) fn find(&self, name: &str) -> Result<FoundTensor<'_>, CheckpointError> {
+        row_or_tensor(&self.tensors, name).ok_or_else(|| {
             let path = self.path.clone();
             let name = name.to_string();
             let nearest = nearest(&name, self.tensors.keys());
@@ -173,14 +193,23 @@ impl HfDir {
         })
     }
 
-    fn tensor(&self, name: &str) -> Option<(&Path, TensorHeader, Stored<'_>)> {
-        if let Some(tensor) = self.tensors.get(name) {
-            return Some((tensor.path(), tensor.header(name), tensor.stored()));
-        }
-        let (stack, row) = stacked_row(name)?;
-        let tensor = self.tensors.get(stack)?;
-        tensor.row(name, row)
+    /// Like [`find`](Self::find), for a tensor that is then cast to another type: one that is made
+    /// from FP8 is rounded only once.
+    pub(super) fn find_to_cast(&self, name: &str) -> Result<FoundTensor<'_>, CheckpointError> {
+        row_or_tensor(&self.wide, name).map_or_else(|| self.find(name), Ok)
     }
+}
+
+/// The file, header and stored bytes of a tensor.
+type FoundTensor<'a> = (&'a Path, TensorHeader, Stored<'a>);
+
+/// The tensor of a name, or the row of a stack that it names.
+fn row_or_tensor<'a>(tensors: &'a Tensors, name: &str) -> Option<FoundTensor<'a>> {
+    if let Some(tensor) = tensors.get(name) {
+        return Some((tensor.path(), tensor.header(name), tensor.stored()));
+    }
+    let (stack, row) = stacked_row(name)?;
+    tensors.get(stack)?.row(name, row)
 }
 
 impl TensorSource for HfDir {

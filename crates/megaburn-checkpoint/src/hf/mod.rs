@@ -4,6 +4,7 @@
 mod dir;
 mod json;
 mod permuted;
+mod quantized;
 mod read;
 mod rectangles;
 mod safetensors;
@@ -11,10 +12,12 @@ mod stacked;
 mod tensor;
 mod torch;
 mod view;
+mod warn_once;
 mod weights;
 mod write;
 
 pub use dir::{HfDir, stacked_row};
+pub use quantized::{HfQuantization, QUANTIZATION, check_method};
 pub use stacked::StackedRows;
 pub use tensor::HfTensor;
 pub use view::{HfEntry, HfView};

@@ -36,7 +36,7 @@ impl HfDir {
     ) -> Result<TensorData, CheckpointError> {
         assert!(!names.is_empty(), "a parameter has at least one tensor");
         let transposed = transposed && spec.global_shape.len() >= 2;
-        let parts = self.parts(names, transposed, &spec.global_shape)?;
+        let parts = self.parts(names, transposed, &spec.global_shape, dtype.is_some())?;
         self.read_parts(&parts, transposed, spec, dtype)
     }
 
@@ -60,7 +60,8 @@ impl HfDir {
         if columns.len() > 1 && columns.iter().all(|range| range.len() == 1) {
             return self.read_permuted(name, columns, transposed, spec, dtype);
         }
-        let whole = self.parts(&[name.to_string()], transposed, &spec.global_shape)?;
+        let names = [name.to_string()];
+        let whole = self.parts(&names, transposed, &spec.global_shape, dtype.is_some())?;
         let HfPartReader {
             header,
             stored,
@@ -126,11 +127,16 @@ impl HfDir {
         names: &[String],
         transposed: bool,
         shape: &[usize],
+        are_cast: bool,
     ) -> Result<Vec<HfPartReader<'_>>, CheckpointError> {
         let mut parts = Vec::with_capacity(names.len());
         let mut end = 0;
         for name in names {
-            let (file, header, stored) = self.find(name)?;
+            let (file, header, stored) = if are_cast {
+                self.find_to_cast(name)?
+            } else {
+                self.find(name)?
+            };
             let mut expected = shape.to_vec();
             let found = swapped(&header.shape, transposed);
             // If there are several tensors, only the sum of their lengths along the last dimension

@@ -2,29 +2,44 @@
 
 use std::path::Path;
 
-use super::tensor::{HfTensor, Tensors};
+use super::{
+    quantized::{Codes, Float8, Found, FoundTensors},
+    tensor::HfTensor,
+};
 use crate::{dtype, error::CheckpointError, safetensors_file::SafetensorsFile};
 
 /// Opens a file and reads its header.
 ///
 /// # Errors
-/// The file cannot be read, is truncated, or has a tensor of a type that is not read.
-pub(super) fn open(path: &Path) -> Result<Tensors, CheckpointError> {
+/// The file cannot be read or is truncated.
+pub(super) fn open(path: &Path) -> Result<FoundTensors, CheckpointError> {
     let file = SafetensorsFile::open(path)?;
     let tensor = |name: String| {
         let info = file.info(&name).expect("the file lists the tensor");
-        let Some(dtype) = dtype::from_hf(info.dtype) else {
-            let file = path.to_path_buf();
-            let dtype = info.dtype.to_string();
-            return Err(CheckpointError::UnreadableDtype { file, name, dtype });
+        let shape = info.shape.clone();
+        let bytes = file.bytes();
+        let found = match (
+            dtype::from_hf(info.dtype),
+            Float8::of_safetensors(info.dtype),
+        ) {
+            (Some(dtype), _) => Found::Plain(HfTensor {
+                dtype,
+                shape,
+                bytes,
+                start: file.stored(info).start,
+            }),
+            (None, Some(format)) => Found::Codes(Codes {
+                format,
+                shape,
+                bytes,
+                start: file.stored(info).start,
+            }),
+            (None, None) => Found::Unreadable {
+                dtype: info.dtype.to_string(),
+                bytes,
+            },
         };
-        let tensor = HfTensor {
-            dtype,
-            shape: info.shape.clone(),
-            bytes: file.bytes(),
-            start: file.stored(info).start,
-        };
-        Ok((name, tensor))
+        (name, found)
     };
-    file.keys().into_iter().map(tensor).collect()
+    Ok(file.keys().into_iter().map(tensor).collect())
 }

@@ -7,24 +7,22 @@ use std::{
 
 use megaburn_torch::pt::{ContiguousBytes, PtFile, StoredTensor};
 
-use super::tensor::{HfTensor, Tensors};
+use super::{
+    quantized::{Codes, Float8, Found, FoundTensors},
+    tensor::HfTensor,
+};
 use crate::{dtype, error::CheckpointError, tensor_bytes::TensorBytes};
 
 /// Opens a file and reads its pickle, of which nothing is executed.
 ///
 /// # Errors
-/// The file cannot be read, is damaged, or is more than a state dict; or it has a tensor of a type
-/// that is not read.
-pub(super) fn open(path: &Path) -> Result<Tensors, CheckpointError> {
+/// The file cannot be read, is damaged, or is more than a state dict.
+pub(super) fn open(path: &Path) -> Result<FoundTensors, CheckpointError> {
     let file = Arc::new(PtFile::open(path)?);
     let arranged = Arc::new(Arranged::default());
-    let mut tensors = Tensors::new();
+    let mut tensors = FoundTensors::new();
     for (name, stored) in file.weights()? {
-        let Some(dtype) = dtype::from_torch(stored.dtype()) else {
-            let dtype = stored.dtype().to_string();
-            let file = path.to_path_buf();
-            return Err(CheckpointError::UnreadableDtype { file, name, dtype });
-        };
+        let found = stored.dtype();
         let shape = stored.shape().to_vec();
         let bytes: Arc<dyn TensorBytes> = match file.contiguous(&stored)? {
             Some(bytes) => Arc::new(Contiguous {
@@ -38,13 +36,26 @@ pub(super) fn open(path: &Path) -> Result<Tensors, CheckpointError> {
                 arranged: arranged.clone(),
             }),
         };
-        let tensor = HfTensor {
-            dtype,
-            shape,
-            bytes,
-            start: 0,
+        let start = 0;
+        let found = match (dtype::from_torch(found), Float8::of_torch(found)) {
+            (Some(dtype), _) => Found::Plain(HfTensor {
+                dtype,
+                shape,
+                bytes,
+                start,
+            }),
+            (None, Some(format)) => Found::Codes(Codes {
+                format,
+                shape,
+                bytes,
+                start,
+            }),
+            (None, None) => Found::Unreadable {
+                dtype: found.to_string(),
+                bytes,
+            },
         };
-        tensors.insert(name, tensor);
+        tensors.insert(name, found);
     }
     Ok(tensors)
 }

@@ -1,17 +1,12 @@
 //! Which files of a folder hold the weights of a published model.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    ffi::OsStr,
-    fs,
-    path::Path,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, ffi::OsStr, fs, path::Path};
 
 use serde::Deserialize;
 
 use super::{
-    INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE, json::read_json, safetensors, tensor::Tensors, torch,
+    INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE, json::read_json, quantized::FoundTensors,
+    safetensors, torch, warn_once::warn_once,
 };
 use crate::{
     error::{CheckpointError, IoContext},
@@ -28,14 +23,14 @@ const NO_WEIGHTS: [&str; 5] = [
 ];
 
 /// Opens one file.
-type Open = fn(&Path) -> Result<Tensors, CheckpointError>;
+type Open = fn(&Path) -> Result<FoundTensors, CheckpointError>;
 
 /// Opens the weights in a folder: safetensors files if there are any, else PyTorch's. A single file
 /// comes before an index, as in `transformers`.
 ///
 /// # Errors
 /// There are no weights, or several `.pt` files; the index or a file is damaged.
-pub(super) fn open(folder: &Path) -> Result<Tensors, CheckpointError> {
+pub(super) fn open(folder: &Path) -> Result<FoundTensors, CheckpointError> {
     let has = |name: &str| folder.join(name).exists();
     let is_safe = has(SINGLE) || has(INDEX);
     if is_safe {
@@ -81,7 +76,6 @@ fn other_files(folder: &Path) -> Result<Vec<String>, CheckpointError> {
 
 /// Says, once for each folder, that files of PyTorch are not read because there are safetensors.
 fn tell_of_others(folder: &Path) {
-    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let named = [TORCH_SINGLE, TORCH_INDEX].map(String::from);
     let mut others: Vec<String> = named
         .into_iter()
@@ -92,16 +86,12 @@ fn tell_of_others(folder: &Path) {
     if others.is_empty() {
         return;
     }
-    let said = format!(
+    warn_once(format!(
         "{}: {} {} not read, because the folder has safetensors files",
         folder.display(),
         others.join(", "),
         if others.len() == 1 { "is" } else { "are" }
-    );
-    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    if told.insert(said.clone()) {
-        tracing::warn!("{said}");
-    }
+    ));
 }
 
 /// The contents of `model.safetensors.index.json` or `pytorch_model.bin.index.json`.
@@ -111,11 +101,11 @@ struct Index {
 }
 
 /// Opens the files that an index names.
-fn open_indexed(folder: &Path, index: &str, open: Open) -> Result<Tensors, CheckpointError> {
+fn open_indexed(folder: &Path, index: &str, open: Open) -> Result<FoundTensors, CheckpointError> {
     let path = folder.join(index);
     let Index { weight_map } = read_json(&path)?;
-    let mut files: BTreeMap<String, Tensors> = BTreeMap::new();
-    let mut tensors = Tensors::new();
+    let mut files: BTreeMap<String, FoundTensors> = BTreeMap::new();
+    let mut tensors = FoundTensors::new();
     for (tensor, name) in weight_map {
         if !files.contains_key(&name) {
             let refuse = |why| Err(CheckpointError::damaged(&path, why));

@@ -8,7 +8,10 @@ use burn::tensor::DType;
 use safetensors::Dtype;
 use serde_json::json;
 
-use super::{CONFIG, INDEX, SINGLE, SMALL_FILES};
+use super::{
+    CONFIG, INDEX, SINGLE, SMALL_FILES,
+    quantized::{Encoder, HfQuantization},
+};
 use crate::{
     cast, dtype,
     error::CheckpointError,
@@ -30,6 +33,11 @@ pub struct HfWriteOptions {
     pub dtype: Option<DType>,
     /// Tensors that are written in f32 even if `dtype` is set.
     pub f32_tensors: BTreeSet<String>,
+    /// The form in which the `quantized_tensors` are written in FP8; with `None`, they are written
+    /// as all others. They are first rounded to `dtype`.
+    pub quantization: Option<HfQuantization>,
+    /// The weights of linear layers, of two dimensions.
+    pub quantized_tensors: BTreeSet<String>,
     /// Maximum bytes of tensors per file; a larger tensor gets its own file. The default is
     /// 5 GB, as in `transformers`.
     pub max_shard_bytes: u64,
@@ -43,6 +51,8 @@ impl Default for HfWriteOptions {
         Self {
             dtype: None,
             f32_tensors,
+            quantization: None,
+            quantized_tensors: BTreeSet::new(),
             max_shard_bytes: 5_000_000_000,
             force: false,
         }
@@ -60,12 +70,45 @@ pub struct HfWritten {
     pub num_bytes: u64,
 }
 
-/// A tensor and the type in which it will be written.
+/// A tensor of a file, and the tensor of the source that it is made from.
 struct Planned {
     header: TensorHeader,
-    dtype: DType,
+    /// The name in the file.
+    name: String,
+    shape: Vec<usize>,
+    content: Content,
     file_dtype: Dtype,
     num_bytes: u64,
+}
+
+/// What a tensor of a file holds.
+#[derive(Clone, Copy)]
+enum Content {
+    /// The values, cast to this type.
+    Values(DType),
+    /// The FP8 codes of the values in this form.
+    Codes(HfQuantization),
+    /// The scales of these codes.
+    Scales(HfQuantization),
+}
+
+impl Planned {
+    fn new(
+        header: &TensorHeader,
+        (name, shape): (String, Vec<usize>),
+        content: Content,
+        file_dtype: Dtype,
+    ) -> Self {
+        let num_bytes = (shape.iter().product::<usize>() * dtype::size(file_dtype)) as u64;
+        Self {
+            header: header.clone(),
+            name,
+            shape,
+            content,
+            file_dtype,
+            num_bytes,
+        }
+    }
 }
 
 /// Whether `name` may be a file in a published model's folder.
@@ -105,6 +148,7 @@ pub fn write_hf(
     let num_tensors = plan.len();
     let num_bytes = plan.iter().map(|t| t.num_bytes).sum();
     let shards = shards(plan, options.max_shard_bytes);
+    let mut encoder = Encoder::new(source, options.dtype.unwrap_or(DType::F32), BLOCK);
     let staging = target.stage()?;
     let mut files = Vec::new();
     let mut weight_map = BTreeMap::new();
@@ -113,8 +157,8 @@ pub fn write_hf(
             1 => SINGLE.to_string(),
             count => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
         };
-        write_file(&staging.path.join(&name), source, shard)?;
-        weight_map.extend(shard.iter().map(|t| (t.header.name.clone(), name.clone())));
+        write_file(&staging.path.join(&name), source, &mut encoder, shard)?;
+        weight_map.extend(shard.iter().map(|t| (t.name.clone(), name.clone())));
         files.push(name);
     }
     sync_dir(&staging.path)?;
@@ -139,6 +183,8 @@ fn plan(
     let HfWriteOptions {
         dtype: wanted,
         f32_tensors,
+        quantization,
+        quantized_tensors,
         ..
     } = options;
     if let Some(dtype) = wanted.filter(|dtype| cast::copy(DType::F32, *dtype).is_none()) {
@@ -146,8 +192,28 @@ fn plan(
             dtype: format!("{dtype:?}"),
         });
     }
-    let planned = |header: TensorHeader| {
+    let mut plan = Vec::new();
+    for header in source.headers() {
         let is_float = |dtype: &DType| cast::copy(header.dtype, *dtype).is_some();
+        let whole = (header.name.clone(), header.shape.clone());
+        let is_quantized = quantized_tensors.contains(&header.name) && is_float(&DType::F32);
+        if let Some(form) = quantization.filter(|_| is_quantized) {
+            let scales = form.scales_name(&header.name);
+            let scales = (scales, form.scales_shape(&header.shape));
+            plan.push(Planned::new(
+                &header,
+                whole,
+                Content::Codes(form),
+                Dtype::F8_E4M3,
+            ));
+            plan.push(Planned::new(
+                &header,
+                scales,
+                Content::Scales(form),
+                Dtype::F32,
+            ));
+            continue;
+        }
         let is_wide = f32_tensors.contains(&header.name);
         let wanted = wanted.map(|dtype| if is_wide { DType::F32 } else { dtype });
         let dtype = wanted.filter(is_float).unwrap_or(header.dtype);
@@ -156,15 +222,14 @@ fn plan(
             let dtype = format!("{dtype:?}");
             return Err(CheckpointError::UnsupportedDtype { name, dtype });
         };
-        let num_bytes = (header.shape.iter().product::<usize>() * dtype.size()) as u64;
-        Ok(Planned {
-            header,
-            dtype,
+        plan.push(Planned::new(
+            &header,
+            whole,
+            Content::Values(dtype),
             file_dtype,
-            num_bytes,
-        })
-    };
-    source.headers().into_iter().map(planned).collect()
+        ));
+    }
+    Ok(plan)
 }
 
 /// Distributes tensors over files in name order, filling each file as far as possible.
@@ -185,7 +250,7 @@ fn shards(plan: Vec<Planned>, max_bytes: u64) -> Vec<Vec<Planned>> {
     }
     for shard in &mut shards {
         // Same order as the safetensors library: wide types first, which keeps all tensors aligned.
-        shard.sort_by_cached_key(|t| (Reverse(t.file_dtype), t.header.name.clone()));
+        shard.sort_by_cached_key(|t| (Reverse(t.file_dtype), t.name.clone()));
     }
     shards
 }
@@ -193,34 +258,47 @@ fn shards(plan: Vec<Planned>, max_bytes: u64) -> Vec<Vec<Planned>> {
 fn write_file(
     path: &Path,
     source: &dyn TensorSource,
+    encoder: &mut Encoder<'_>,
     tensors: &[Planned],
 ) -> Result<(), CheckpointError> {
     let mut header = Header::default();
-    for Planned {
-        header: TensorHeader { name, shape, .. },
-        file_dtype,
-        ..
-    } in tensors
-    {
-        header.push(name.clone(), *file_dtype, shape.clone());
+    for tensor in tensors {
+        header.push(tensor.name.clone(), tensor.file_dtype, tensor.shape.clone());
     }
     // `transformers` refuses files without this entry.
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     let header = header.into_bytes(path, Some(metadata))?;
     let mut file = DataFile::create(path, &header)?;
-    for Planned { header, dtype, .. } in tensors {
-        let copy = cast::copy(header.dtype, *dtype).expect("the plan has checked the conversion");
-        for rows in header.blocks(BLOCK) {
-            let data = source.read_rows(&header.name, rows)?;
-            if header.dtype == *dtype {
-                file.write(data.as_bytes())?;
-            } else {
-                let mut bytes = vec![0; data.num_elements() * dtype.size()];
-                copy(data.as_bytes(), &mut bytes);
-                file.write(&bytes)?;
-            }
+    for Planned {
+        header, content, ..
+    } in tensors
+    {
+        match *content {
+            Content::Values(dtype) => write_values(&mut file, source, header, dtype)?,
+            Content::Codes(form) => encoder.codes(header, form, |codes| file.write(codes))?,
+            Content::Scales(form) => file.write(&encoder.scales(header, form)?)?,
         }
     }
     file.finish()?;
+    Ok(())
+}
+
+fn write_values(
+    file: &mut DataFile,
+    source: &dyn TensorSource,
+    header: &TensorHeader,
+    dtype: DType,
+) -> Result<(), CheckpointError> {
+    let copy = cast::copy(header.dtype, dtype).expect("the plan has checked the conversion");
+    for rows in header.blocks(BLOCK) {
+        let data = source.read_rows(&header.name, rows)?;
+        if header.dtype == dtype {
+            file.write(data.as_bytes())?;
+        } else {
+            let mut bytes = vec![0; data.num_elements() * dtype.size()];
+            copy(data.as_bytes(), &mut bytes);
+            file.write(&bytes)?;
+        }
+    }
     Ok(())
 }

@@ -12,6 +12,8 @@ mod experts;
 mod export;
 mod failures;
 mod fetched;
+mod fp8_read;
+mod fp8_write;
 mod hf_errors;
 mod hf_order;
 mod hf_read;

@@ -41,6 +41,7 @@ mod unread;
 
 use std::path::Path;
 
+use megaburn_checkpoint::hf::check_method;
 use megaburn_kernels::RopeScaling;
 use serde_json::Value;
 
@@ -190,14 +191,7 @@ fn read(json: &Value) -> Result<DecoderConfig, String> {
             one of the two is wrong"
         ));
     }
-    if !json["quantization_config"].is_null() {
-        let method = json["quantization_config"]["quant_method"].as_str();
-        let method = method.map_or_else(String::new, |method| format!(" to `{method}`"));
-        return Err(format!(
-            "`quantization_config` is set{method}: quantized weights are not supported; use the \
-            bf16 checkpoint"
-        ));
-    }
+    check_method(json)?;
     let json = HfJson::new(json, definition.defaults());
     let mtp_layers = json.optional_layers(MTP_LAYERS)?.unwrap_or(0);
     let config = DecoderConfig {

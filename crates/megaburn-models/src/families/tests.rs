@@ -267,7 +267,8 @@ fn a_gate_without_a_shared_expert_is_refused() {
 #[case("rope_scaling", json!({"rope_type": "llama3"}), "`llama3` needs a number `factor`")]
 #[case("rope_scaling", json!({"rope_type": "yarn", "factor": "4"}), "`factor` is \"4\", expected a number")]
 #[case("rope_scaling", json!({"rope_type": "yarn", "factor": 4, "beta_fast": 0.5}), "beta_fast is 0.5")]
-#[case("quantization_config", json!({"bits": 4}), "`quantization_config` is set")]
+#[case("quantization_config", json!({"bits": 4}), "`quantization_config` is set to `unknown`")]
+#[case("quantization_config", json!({"quant_method": "gptq"}), "`quantization_config` is set to `gptq`: this method is not supported")]
 #[case("partial_rotary_factor", json!(0.5), "only 1.0 is supported")]
 #[case("rms_norm_eps", json!("1e-5"), "`rms_norm_eps` is \"1e-5\", expected a number")]
 fn what_cannot_be_is_refused_by_name(

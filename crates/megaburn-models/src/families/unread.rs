@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
+use megaburn_checkpoint::hf::QUANTIZATION;
 use serde_json::Value;
 
 use super::{Family, MTP_LAYERS, defaults::Meaning, json::is_same};
@@ -106,6 +107,7 @@ const HARMLESS: &[&str] = &[
     "rope_local_base_freq",
     "rope_percent",
     "moe_layer_freq",
+    QUANTIZATION,
     "scoring_func",
     "sliding_window_pattern",
     MTP_LAYERS,

@@ -1,7 +1,7 @@
 //! Attention of a decoder's positions to the output of an encoder.
 
 use burn::{config::Config, module::Module, nn::Initializer, prelude::Device, tensor::Tensor};
-use megaburn_kernels::{AttentionKernel, SliceMode, split_last_with};
+use megaburn_kernels::{AttentionKernel, SliceMode, split_heads};
 use megaburn_mesh::FusedPart;
 
 use super::{AttentionGroups, core_attention::CoreAttention, core_config::CoreConfig};
@@ -206,9 +206,8 @@ impl CrossAttention {
     /// - output: `[s_enc, batch, kv_heads / n, head_dim]` each
     pub fn keys_values(&self, memory: Tensor<3>) -> [Tensor<4>; 2] {
         let kv = self.kv.forward(memory);
-        let half = kv.dims()[2] / 2;
-        let parts = split_last_with(kv, [half, half], [SliceMode::View, SliceMode::View]);
-        parts.map(|x| self.by_head(x))
+        let count = kv.dims()[2] / (2 * self.head_dim);
+        split_heads(kv, self.head_dim, [count; 2], [SliceMode::View; 2])
     }
 
     /// Attends with the next tokens of some sequences. `memory` holds the

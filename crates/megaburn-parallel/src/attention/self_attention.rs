@@ -1,5 +1,5 @@
 use burn::{config::Config, nn::Initializer, prelude::Device, tensor::Tensor};
-use megaburn_kernels::{AttentionKernel, SliceMode, split_last_with};
+use megaburn_kernels::{AttentionKernel, SliceMode, split_heads, split_last_with};
 use megaburn_mesh::FusedPart;
 
 use super::{
@@ -279,24 +279,31 @@ impl Attention {
                 SliceMode::View
             },
         ];
-        let parts = split_last_with(qkv, counts.map(|count| count * head_dim), cuts);
-        let by_head = |x: Tensor<3>| {
-            let count = x.dims()[2] / head_dim;
-            x.reshape([seq, batch, count, head_dim])
+        let normed = |x: Tensor<4>, norm: &Option<Norm>| match (norm, l2_norm) {
+            (Some(norm), _) => norm.forward(x),
+            (None, Some(epsilon)) => l2_normed(x, epsilon),
+            (None, None) => x,
         };
-        let normed = |x: Tensor<3>, norm: &Option<Norm>| match (norm, l2_norm) {
-            (Some(norm), _) if norm_by_width => by_head(norm.forward(x)),
-            (Some(norm), _) => norm.forward(by_head(x)),
-            (None, Some(epsilon)) => l2_normed(by_head(x), epsilon),
-            (None, None) => by_head(x),
+        let [q, k, v] = if norm_by_width {
+            let [q, k, v] = split_last_with(qkv, counts.map(|count| count * head_dim), cuts);
+            let normed = |x, norm: &Option<Norm>| match norm {
+                Some(norm) => norm.forward(x),
+                None => x,
+            };
+            let [q, k] = [normed(q, &self.q_norm), normed(k, &self.k_norm)];
+            [q, k, v].map(|x| {
+                let count = x.dims()[2] / head_dim;
+                x.reshape([seq, batch, count, head_dim])
+            })
+        } else {
+            let [q, k, v] = split_heads(qkv, head_dim, counts, cuts);
+            [normed(q, &self.q_norm), normed(k, &self.k_norm), v]
         };
-        let [q, k, v] = parts;
-        let q = rotated(normed(q, &self.q_norm), rope);
-        let k = rotated(normed(k, &self.k_norm), rope);
+        let [q, k] = [rotated(q, rope), rotated(k, rope)];
         let [q, k] = match heads_alibi {
             Some(alibi) => alibi.widened(q, k, keys),
             None => [q, k],
         };
-        [q, k, by_head(v)]
+        [q, k, v]
     }
 }

@@ -6,6 +6,7 @@ use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 use super::{
     LinearPlan, ParallelLinear,
     precision::{AmaxReductions, LinearPrecision},
+    quantized::QuantizedLayer,
     split::Split,
 };
 use crate::{
@@ -133,9 +134,9 @@ impl ParallelLinearConfig {
             .map(|spec| draw("bias", for_bias).param(spec, group, device));
         let replicas = ReplicatedParts::of(&weight_spec, group, &self.label())?;
         let reductions = AmaxReductions::of_split(self.split, group, group);
-        let quantization = self
+        let quantized = self
             .precision
-            .map(|precision| precision.quantization(reductions, None));
+            .map(|precision| QuantizedLayer::new(precision, reductions, None));
         Ok(ParallelLinear {
             weight,
             bias: bias.transpose()?,
@@ -147,7 +148,7 @@ impl ParallelLinearConfig {
                 replicas,
                 main_grad: MainGrad::default(),
                 bias_grad: MainGrad::default(),
-                quantization,
+                quantized,
             },
         })
     }

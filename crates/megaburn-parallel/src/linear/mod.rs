@@ -1,5 +1,6 @@
 mod config;
 mod precision;
+mod quantized;
 mod replicated;
 mod split;
 
@@ -22,11 +23,12 @@ use megaburn_mesh::ShardSpec;
 
 pub use config::ParallelLinearConfig;
 pub use precision::{LinearPrecision, PrecisionScope};
+pub use quantized::QuantizedLayer;
 pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
 pub use split::Split;
 
 pub(crate) use precision::AmaxReductions;
-use precision::{add_delayed, product};
+use quantized::product;
 
 use crate::{
     recomputable::Recomputable,
@@ -78,7 +80,7 @@ struct LinearPlan {
     replicas: Vec<ReplicatedParts>,
     main_grad: MainGrad,
     bias_grad: MainGrad,
-    quantization: Option<LinearQuantization>,
+    quantized: Option<QuantizedLayer>,
 }
 
 impl ParallelLinear {
@@ -169,8 +171,8 @@ impl ParallelLinear {
     }
 
     fn reduced_by(mut self, reductions: AmaxReductions, weights: &WeightSpan) -> Self {
-        let of = |precision: LinearPrecision| precision.quantization(reductions, Some(weights));
-        self.plan.quantization = self.plan.config.precision.map(of);
+        let of = |precision| QuantizedLayer::new(precision, reductions, Some(weights));
+        self.plan.quantized = self.plan.config.precision.map(of);
         self
     }
 
@@ -179,7 +181,7 @@ impl ParallelLinear {
     pub fn whole_sequence(mut self) -> Self {
         self.plan.config.sequence_parallel = false;
         self.plan.config.precision = None;
-        self.plan.quantization = None;
+        self.plan.quantized = None;
         self
     }
 
@@ -191,9 +193,9 @@ impl ParallelLinear {
         }
     }
 
-    /// How the matrices of the layer's products are quantised.
-    pub(crate) fn quantization(&self) -> Option<&LinearQuantization> {
-        self.plan.quantization.as_ref()
+    /// How the matrices of the layer's products are quantised now.
+    pub(crate) fn quantization(&self) -> Option<LinearQuantization> {
+        self.plan.quantized.as_ref()?.quantization()
     }
 
     /// Whether its products need the largest magnitudes of their matrices.
@@ -247,8 +249,8 @@ impl ParallelLinear {
             found,
             ..Default::default()
         };
-        let quantization = self.plan.quantization.as_ref();
-        product(x, self.weight(), bias, options, quantization)
+        let quantized = self.plan.quantized.as_ref();
+        product(x, self.weight(), bias, options, quantized)
     }
 
     /// The weight's main gradient; `None` if the gradient is summed over replicas first.
@@ -327,6 +329,6 @@ impl Sharded for ParallelLinear {
         if let Some(spec) = &self.plan.bias_spec {
             plan.vector("bias", spec, self.bias_grad());
         }
-        add_delayed(plan, self.plan.quantization.as_ref());
+        plan.quantized(self.plan.quantized.as_ref());
     }
 }

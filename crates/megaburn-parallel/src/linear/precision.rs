@@ -1,15 +1,11 @@
 //! The precision of a linear layer's products, and which ranks share the scales of its matrices.
 
-use burn::{config::Config, tensor::Tensor};
-use megaburn_collective::{Group, region::max_over};
-use megaburn_kernels::{
-    AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearOptions, LinearQuantization,
-    QuantizationRecipe, WeightSpan, linear, quantized_linear,
-};
+use burn::config::Config;
+use megaburn_collective::Group;
+use megaburn_kernels::{QuantizationRecipe, WeightSpan};
 use megaburn_mesh::FusedPart;
 
 use super::split::Split;
-use crate::shards::PlanBuilder;
 
 /// How linear layers quantise the matrices of their products.
 ///
@@ -42,9 +38,9 @@ pub struct PrecisionScope {
 /// them.
 #[derive(Clone, Debug)]
 pub(crate) struct AmaxReductions {
-    input: Option<AmaxReduction>,
-    weight: Option<AmaxReduction>,
-    gradient: Option<AmaxReduction>,
+    pub(super) input: Option<AmaxReduction>,
+    pub(super) weight: Option<AmaxReduction>,
+    pub(super) gradient: Option<AmaxReduction>,
 }
 
 impl AmaxReductions {
@@ -95,28 +91,6 @@ fn over(group: &Group) -> Option<AmaxReduction> {
 }
 
 impl LinearPrecision {
-    /// The quantisation of one layer, whose quantised weight is kept if there is a span.
-    pub(super) fn quantization(
-        &self,
-        reductions: AmaxReductions,
-        weights: Option<&WeightSpan>,
-    ) -> LinearQuantization {
-        let source = |reduction: Option<AmaxReduction>| {
-            let reduction = reduction.filter(|_| self.recipe.needs_amax());
-            match self.delayed {
-                true => AmaxSource::Delayed(DelayedAmax::new(reduction)),
-                false => AmaxSource::Current(reduction),
-            }
-        };
-        LinearQuantization {
-            recipe: self.recipe,
-            input: source(reductions.input),
-            weight: source(reductions.weight),
-            gradient: source(reductions.gradient),
-            kept: weights.map(KeptWeight::new),
-        }
-    }
-
     /// Why a dimension of these parts cannot be split over `ranks` without cutting a block of
     /// elements that share a scale.
     pub(super) fn refusal(
@@ -137,42 +111,5 @@ impl LinearPrecision {
             each has {own} of {all} features; use sizes that are multiples of {step}, fewer \
             tensor-parallel ranks, or a recipe with one scale per tensor"
         ))
-    }
-}
-
-/// `x W + bias`, of quantised matrices if the layer is quantised.
-pub(super) fn product<const D: usize>(
-    x: Tensor<D>,
-    weight: Tensor<2>,
-    bias: Option<Tensor<1>>,
-    options: LinearOptions,
-    quantization: Option<&LinearQuantization>,
-) -> Tensor<D> {
-    let Some(quantization) = quantization else {
-        return linear(x, weight, bias, options);
-    };
-    let quantization = if x.device().is_autodiff() {
-        quantization.clone()
-    } else {
-        quantization.without_record()
-    };
-    quantized_linear(x, weight, bias, options, quantization)
-}
-
-/// Adds the matrices of a layer whose scales are delayed to the plan.
-pub(super) fn add_delayed(plan: &mut PlanBuilder, quantization: Option<&LinearQuantization>) {
-    let Some(LinearQuantization {
-        input,
-        weight,
-        gradient,
-        ..
-    }) = quantization
-    else {
-        return;
-    };
-    for (matrix, source) in [("input", input), ("weight", weight), ("gradient", gradient)] {
-        if let AmaxSource::Delayed(amax) = source {
-            plan.delayed(matrix, amax);
-        }
     }
 }

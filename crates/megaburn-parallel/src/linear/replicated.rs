@@ -7,10 +7,13 @@ use burn::{
 };
 use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
-use megaburn_kernels::{LinearOptions, LinearQuantization};
+use megaburn_kernels::LinearOptions;
 use megaburn_mesh::{Axis, ShardSpec};
 
-use super::precision::{AmaxReductions, LinearPrecision, PrecisionScope, add_delayed, product};
+use super::{
+    precision::{AmaxReductions, LinearPrecision, PrecisionScope},
+    quantized::{QuantizedLayer, product},
+};
 use crate::{
     error::ParallelError,
     init::{InitDraw, named},
@@ -65,9 +68,9 @@ impl ReplicatedLinearConfig {
         let spec = ShardSpec::whole(&shape, Axis::Tp, group.rank(), group.size());
         let bias = || Initializer::Zeros.init([self.d_output], device);
         let tokens = self.sequence_parallel.then_some(group);
-        let quantization = self
-            .precision
-            .map(|precision| precision.quantization(AmaxReductions::of_tokens(tokens), None));
+        let quantized = self.precision.map(|precision| {
+            QuantizedLayer::new(precision, AmaxReductions::of_tokens(tokens), None)
+        });
         Ok(ReplicatedLinear {
             weight: draw.param(&spec, group, device)?,
             bias: self.bias.then(bias),
@@ -79,7 +82,7 @@ impl ReplicatedLinearConfig {
                 precision: self.precision,
                 sequence_parallel: self.sequence_parallel,
                 group: group.clone(),
-                quantization,
+                quantized,
             },
         })
     }
@@ -114,7 +117,7 @@ struct ReplicatedPlan {
     precision: Option<LinearPrecision>,
     sequence_parallel: bool,
     group: Group,
-    quantization: Option<LinearQuantization>,
+    quantized: Option<QuantizedLayer>,
 }
 
 impl ReplicatedLinear {
@@ -132,8 +135,8 @@ impl ReplicatedLinear {
         };
         let replica = &self.plan.replica;
         let bias = self.bias.as_ref().map(|bias| replica.value(bias));
-        let quantization = self.plan.quantization.as_ref();
-        product(x, replica.value(&self.weight), bias, options, quantization)
+        let quantized = self.plan.quantized.as_ref();
+        product(x, replica.value(&self.weight), bias, options, quantized)
     }
 
     /// As [`ParallelLinear::in_scope`](crate::ParallelLinear::in_scope).
@@ -147,9 +150,8 @@ impl ReplicatedLinear {
         let tokens = &scope.tokens;
         let is_split = *sequence_parallel || tokens.size() > group.size();
         let reductions = AmaxReductions::of_tokens(is_split.then_some(tokens));
-        let of =
-            |precision: LinearPrecision| precision.quantization(reductions, Some(&scope.weights));
-        self.plan.quantization = precision.map(of);
+        let of = |precision| QuantizedLayer::new(precision, reductions, Some(&scope.weights));
+        self.plan.quantized = precision.map(of);
         self
     }
 
@@ -157,7 +159,7 @@ impl ReplicatedLinear {
     /// not quantised.
     pub fn whole_sequence(mut self) -> Self {
         self.plan.precision = None;
-        self.plan.quantization = None;
+        self.plan.quantized = None;
         self.plan.replica = self.plan.replica.with_all_rows();
         self
     }
@@ -186,6 +188,6 @@ impl Sharded for ReplicatedLinear {
         if let Some(bias) = &self.bias {
             plan.vector("bias", &self.plan.replica.spec(bias), self.bias_grad());
         }
-        add_delayed(plan, self.plan.quantization.as_ref());
+        plan.quantized(self.plan.quantized.as_ref());
     }
 }

@@ -62,7 +62,7 @@ impl ExpertWeights {
         let experts: Vec<&ExpertMlp> = experts.collect();
         let matrices = |of: fn(&ExpertMlp) -> &ParallelLinear| {
             let layers = || experts.iter().map(|expert| of(expert));
-            let quantizations = layers().filter_map(ParallelLinear::quantization).cloned();
+            let quantizations = layers().filter_map(ParallelLinear::quantization);
             (
                 layers().map(ParallelLinear::group_weight).collect(),
                 quantizations.collect(),

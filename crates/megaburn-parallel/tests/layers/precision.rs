@@ -3,13 +3,13 @@
 use burn::tensor::{Tensor, TensorData};
 use megaburn_collective::Group;
 use megaburn_kernels::{
-    LinearOptions, LinearQuantization, QuantizationRecipe, Scaling, SmallFloat, WeightSpan,
-    quantized_linear, swiglu,
+    LinearOptions, LinearQuantization, MatrixRole, QuantizationRecipe, Scaling, SmallFloat,
+    WeightSpan, quantized_linear, swiglu,
 };
 use megaburn_mesh::{Axis, FusedPart, ShardSpec};
 use megaburn_parallel::{
     LinearPrecision, Mlp, MlpConfig, ParallelLinear, ParallelLinearConfig, PrecisionScope,
-    ReplicatedLinear, ReplicatedLinearConfig, delayed_amaxes,
+    ReplicatedLinear, ReplicatedLinearConfig, quantized_layers,
 };
 use rstest::rstest;
 
@@ -328,7 +328,7 @@ fn splits_that_cut_a_block_are_refused(
     config.init(&Group::single(0), &autodiff()).unwrap();
 }
 
-/// Delayed scaling records the magnitudes of training passes under the names of their matrices, and a
+/// Delayed scaling records the magnitudes of training passes, and a
 /// number that is not finite makes the result NaN.
 #[test]
 fn delayed_scales_are_those_that_are_set() {
@@ -337,20 +337,19 @@ fn delayed_scales_are_those_that_are_set() {
         .with_precision(Some(precision(TENSOR).with_delayed(true)))
         .with_name("layer");
     let layer = config.init(&Group::single(1), &autodiff()).unwrap();
-    let amaxes = delayed_amaxes(&layer);
-    let names: Vec<_> = amaxes.keys().map(String::as_str).collect();
-    assert_eq!(names, ["gradient", "input", "weight"]);
+    let layers = quantized_layers(&layer);
+    let input = layers[""].delayed(MatrixRole::Input);
     let x = normal(&[2, 1, 4], 7, "x");
     let inner = Tensor::<3>::from_data(x.clone(), &autodiff().inner());
     let valid = burn::module::Module::valid(&layer);
     let by_own = valid.forward(inner.clone()).into_data();
-    assert!(amaxes["input"].take_current().is_none(), "it was recorded");
+    assert!(input.take_current().is_none(), "it was recorded");
     let y = layer.forward(leaf::<3>(x.clone()));
     assert_eq!(y.into_data(), by_own);
     let largest = floats(&x)
         .into_iter()
         .fold(0.0f32, |most, x| most.max(x.abs()));
-    let current = amaxes["input"].take_current().unwrap();
+    let current = input.take_current().unwrap();
     assert_eq!(floats(&current.clone().into_data()), [largest]);
     // A weight that is kept for an evaluation would not be recorded in the pass that is trained on.
     let span = WeightSpan::default();
@@ -363,11 +362,12 @@ fn delayed_scales_are_those_that_are_set() {
         let in_span = burn::module::Module::valid(&scoped).forward(inner.clone());
         assert_eq!(in_span.into_data(), by_own);
         scoped.forward(leaf::<3>(x.clone()));
-        let weight = delayed_amaxes(&scoped)["weight"].take_current();
+        let layers = quantized_layers(&scoped);
+        let weight = layers[""].delayed(MatrixRole::Weight).take_current();
         assert!(weight.is_some(), "the weight was not recorded");
     }
     // A scale for magnitudes of up to a tenth saturates the larger ones.
-    amaxes["input"].set_derived(Some(current.clone() * 0.1));
+    input.set_derived(Some(current.clone() * 0.1));
     let saturated = valid.forward(inner.clone()).into_data();
     let norm = |data: &TensorData| floats(data).iter().map(|x| x * x).sum::<f32>();
     assert!(norm(&saturated) < 0.5 * norm(&by_own));
@@ -377,4 +377,35 @@ fn delayed_scales_are_those_that_are_set() {
             .iter()
             .all(|y| y.is_nan())
     );
+}
+
+/// A precision that is set holds for all clones of the layer, as for the one in a model, and only
+/// passes that are trained on are counted.
+#[test]
+fn the_precision_of_a_layer_can_change() {
+    let config = ParallelLinearConfig::new(40, 24).with_name("layer");
+    let plain = config.init(&Group::single(1), &autodiff()).unwrap();
+    let config = config.with_precision(Some(precision(TENSOR)));
+    let layer = config.init(&Group::single(1), &autodiff()).unwrap();
+    let [switch] = quantized_layers(&layer)
+        .into_values()
+        .collect::<Vec<_>>()
+        .try_into()
+        .unwrap();
+    let x = || leaf::<3>(normal(&[5, 2, 40], 7, "x"));
+    let [quantised, exact] = [&layer, &plain].map(|layer| layer.forward(x()).into_data());
+    assert_ne!(quantised, exact);
+    assert!(switch.counts().take(MatrixRole::Input).is_none());
+    switch.set_counted(true);
+    layer.clone().forward(x());
+    let counts = switch.counts().take(MatrixRole::Input).unwrap();
+    assert_eq!(counts.elements, 5 * 2 * 40);
+    burn::module::Module::valid(&layer).forward(x().inner());
+    switch.set(None);
+    assert_eq!(layer.clone().forward(x()).into_data(), exact);
+    assert!(switch.counts().take(MatrixRole::Input).is_none());
+    switch.set(Some(precision(Scaling::Microscaling)));
+    let blocks = layer.forward(x()).into_data();
+    assert_ne!(blocks, exact);
+    assert_ne!(blocks, quantised);
 }

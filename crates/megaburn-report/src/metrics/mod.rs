@@ -3,6 +3,7 @@
 mod experts;
 mod journal;
 mod line;
+mod precision;
 mod reader;
 mod writer;
 
@@ -10,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 pub use experts::ExpertMetrics;
 pub use journal::Journal;
+pub use precision::{FallbackMetrics, LayerQuantization, MatrixQuantization, PrecisionMetrics};
 pub use reader::read_metrics;
 pub use writer::{EvaluatedStep, FoundLines, MetricsWriter, OTHER_LINES};
 
@@ -74,6 +76,10 @@ pub struct StepMetrics {
         deserialize_with = "some_nan_if_null"
     )]
     pub sop_loss: Option<f64>,
+    /// The precision of the products, with `precision.schedule` or `precision.fallback`, or in the
+    /// steps of `precision.log_interval`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub precision: Option<PrecisionMetrics>,
     /// Measurements of the experts, for a model that has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertMetrics>,
@@ -228,6 +234,7 @@ pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
         max_attention_logit: None,
         mtp_losses: Vec::new(),
         sop_loss: None,
+        precision: None,
         experts: None,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use megaburn_checkpoint::{Checkpoint, Latest, newest};
+use megaburn_checkpoint::{Checkpoint, HfDir, Latest, newest};
 use megaburn_data::HfTokenizer;
 use megaburn_models::{assets::Assets, source::ModelSource};
 use toml::Table;
@@ -41,10 +41,13 @@ impl InitFrom {
             return None;
         };
         let paths = source.params().map(|param| param.path.as_str());
-        let stored: BTreeSet<String> = paths
+        let mut stored: BTreeSet<String> = paths
             .filter_map(|path| source.dtype(path).ok())
             .map(|dtype| format!("{dtype:?}").to_lowercase())
             .collect();
+        if source.hf_dir().is_some_and(HfDir::has_fp8) {
+            stored.insert("fp8".into());
+        }
         let stored: Vec<_> = stored.into_iter().collect();
         let mut text = format!("read in {}", stored.join(" and "));
         let dtype = config.train.dtype.to_string();

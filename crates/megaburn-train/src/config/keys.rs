@@ -178,7 +178,13 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         Numeric,
         "precision",
         "recipe format power_of_two_scales num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 \
-         experts_in_bf16 amax_history_len amax_compute margin",
+         experts_in_bf16 amax_history_len amax_compute margin schedule",
+    ),
+    (Neutral, "precision", "log_interval"),
+    (
+        Numeric,
+        "precision.fallback",
+        "max_saturated_share max_underflow_share loss_spike interval duration_steps",
     ),
     (Neutral, "generate", "prompt tokens temperature"),
 ];
@@ -204,6 +210,7 @@ impl Setting {
             Self::Quantised => {
                 let recipe = record.get("precision.recipe");
                 recipe.is_some_and(|recipe| recipe.as_str() != Some("bf16"))
+                    || record.contains_key("precision.schedule")
             }
             Self::BlockwiseMuon => {
                 is("optimizer.name", "muon".into())

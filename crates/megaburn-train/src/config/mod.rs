@@ -54,6 +54,8 @@ mod param_groups;
 mod part_names;
 mod pipeline;
 mod precision;
+mod precision_fallback;
+mod precision_schedule;
 mod ranges;
 mod recompute;
 mod reference;
@@ -107,7 +109,10 @@ pub use packing::Packing;
 pub use parallel::ParallelConfig;
 pub use param_groups::ParamGroupConfig;
 pub use part_names::{ActivationName, NormName, PositionsName, QkNormName};
-pub use precision::{AmaxCompute, Fp8Format, PrecisionConfig, PrecisionRecipe};
+pub use precision::{
+    AmaxCompute, Fp8Format, PrecisionConfig, PrecisionPhaseConfig, PrecisionRecipe,
+};
+pub use precision_fallback::PrecisionFallbackConfig;
 pub use recompute::{RecomputeConfig, RecomputeMethod, RecomputeModule};
 pub use reference::reference;
 pub(crate) use require::require;

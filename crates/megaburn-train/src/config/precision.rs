@@ -10,7 +10,10 @@ use megaburn_parallel::LinearPrecision;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{TrainConfig, ineffective_keys::Condition, require::require};
+use super::{
+    TrainConfig, ineffective_keys::Condition, precision_fallback::PrecisionFallbackConfig,
+    require::require,
+};
 use crate::error::TrainError;
 
 /// `[precision]`: whether the linear layers of attention and MLPs multiply matrices in FP8.
@@ -50,6 +53,17 @@ pub struct PrecisionConfig {
     /// magnitudes that grow from step to step.
     #[schemars(extend("minimum" = 0, "maximum" = 16))]
     pub margin: u32,
+    /// Steps between measurements of what quantisation loses, for `metrics.jsonl`: for each matrix of
+    /// each quantised layer, the shares of elements that saturate and underflow, and the largest
+    /// magnitude; 0 measures never.
+    pub log_interval: u64,
+    /// Other recipes from some steps on, as `[[precision.schedule]]` tables with `from_step`, `recipe`
+    /// and, if they differ, `num_layers_at_start_in_bf16` and `num_layers_at_end_in_bf16`. Until the
+    /// first of them, `recipe` is used.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub schedule: Vec<PrecisionPhaseConfig>,
+    /// `[precision.fallback]`: when a layer is computed in `train.dtype` for some steps.
+    pub fallback: PrecisionFallbackConfig,
 }
 
 impl Default for PrecisionConfig {
@@ -64,8 +78,28 @@ impl Default for PrecisionConfig {
             amax_history_len: 1024,
             amax_compute: AmaxCompute::Max,
             margin: 0,
+            log_interval: 0,
+            schedule: Vec::new(),
+            fallback: PrecisionFallbackConfig::default(),
         }
     }
+}
+
+/// `[[precision.schedule]]`: another recipe from a step on, until the next one of the list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[derive(JsonSchema)]
+pub struct PrecisionPhaseConfig {
+    /// The first step that is computed with it. The first step of a run is step 1.
+    pub from_step: u64,
+    /// As `precision.recipe`.
+    pub recipe: PrecisionRecipe,
+    /// As `precision.num_layers_at_start_in_bf16`, which is the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_layers_at_start_in_bf16: Option<usize>,
+    /// As `precision.num_layers_at_end_in_bf16`, which is the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_layers_at_end_in_bf16: Option<usize>,
 }
 
 /// How the matrices of linear layers are quantised.
@@ -130,7 +164,7 @@ pub enum AmaxCompute {
 }
 
 impl PrecisionConfig {
-    /// The precision of the model.
+    /// The precision of the model, without the schedule.
     pub fn of_model(&self) -> Precision {
         Precision {
             linear: self.quantization().map(|recipe| {
@@ -177,7 +211,7 @@ impl PrecisionConfig {
     /// # Errors
     /// Something is quantised, and the device is a GPU without the instructions.
     pub(crate) fn check_device(&self, device: &Device) -> Result<(), TrainError> {
-        if self.recipe == PrecisionRecipe::Bf16 || can_quantize(device) {
+        if !self.quantizes() || can_quantize(device) {
             return Ok(());
         }
         Err(TrainError::Invalid {
@@ -190,13 +224,14 @@ impl PrecisionConfig {
 
     /// When keys of the section have an effect.
     pub(super) fn conditions(&self, has_experts: bool) -> Vec<Condition> {
-        let recipe = self.recipe;
-        let is_quantised = recipe != PrecisionRecipe::Bf16;
-        let has_scales = is_quantised && recipe != PrecisionRecipe::Mxfp8;
-        let is_delayed = recipe == PrecisionRecipe::Delayed;
+        use PrecisionRecipe::{Bf16, Delayed, Mxfp8};
+        let is_quantised = self.quantizes();
+        let has_scales = self.uses(|recipe| ![Bf16, Mxfp8].contains(&recipe));
+        let is_delayed = self.uses(|recipe| recipe == Delayed);
         vec![
             (
-                "format num_layers_at_start_in_bf16 num_layers_at_end_in_bf16",
+                "format num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 log_interval \
+                 fallback.max_underflow_share fallback.loss_spike",
                 is_quantised,
                 "with precision.recipe other than \"bf16\"",
             ),
@@ -211,7 +246,7 @@ impl PrecisionConfig {
                 "with precision.recipe = \"tensorwise\", \"delayed\" or \"blockwise\"",
             ),
             (
-                "amax_compute margin",
+                "amax_compute margin fallback.max_saturated_share",
                 is_delayed,
                 "with precision.recipe = \"delayed\"",
             ),
@@ -219,6 +254,16 @@ impl PrecisionConfig {
                 "amax_history_len",
                 is_delayed && self.amax_compute == AmaxCompute::Max,
                 "with precision.recipe = \"delayed\" and precision.amax_compute = \"max\"",
+            ),
+            (
+                "fallback.interval",
+                self.fallback.has_bounds(),
+                "with precision.fallback.max_saturated_share or max_underflow_share",
+            ),
+            (
+                "fallback.duration_steps",
+                self.fallback.is_set(),
+                "with precision.fallback.max_saturated_share, max_underflow_share or loss_spike",
             ),
         ]
     }
@@ -232,6 +277,10 @@ impl TrainConfig {
         layout: &Layout,
         model: &DecoderConfig,
     ) -> Result<(), TrainError> {
+        self.check_phases(|phase| phase.check_recipe(layout, model))
+    }
+
+    fn check_recipe(&self, layout: &Layout, model: &DecoderConfig) -> Result<(), TrainError> {
         let PrecisionConfig {
             recipe,
             num_layers_at_start_in_bf16: start,

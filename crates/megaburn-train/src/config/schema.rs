@@ -90,6 +90,7 @@ mod tests {
             ("moe", fields::<MoeTrainingConfig>()),
             ("recompute", fields::<RecomputeConfig>()),
             ("precision", fields::<PrecisionConfig>()),
+            ("precision.fallback", fields::<PrecisionFallbackConfig>()),
             ("generate", fields::<GenerateConfig>()),
         ];
         let mut real: Vec<String> = sections

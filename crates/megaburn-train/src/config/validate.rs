@@ -33,6 +33,7 @@ impl TrainConfig {
         ranges::check("recompute", &self.recompute)?;
         self.recompute.validate()?;
         ranges::check("precision", &self.precision)?;
+        self.precision.validate()?;
         ranges::check("generate", &self.generate)?;
         self.generate.validate()
     }

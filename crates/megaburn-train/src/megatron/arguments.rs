@@ -177,7 +177,7 @@ fn of_training(run: &Run, args: &mut Dict) {
 }
 
 fn of_precision(run: &Run, args: &mut Dict) {
-    let precision = &run.config.precision;
+    let precision = &run.config.precision.at_step(run.progress.step + 1);
     let (recipe, format) = (precision.recipe, precision.resolved_format());
     if recipe == PrecisionRecipe::Bf16 {
         if args.get("fp8").is_some() {

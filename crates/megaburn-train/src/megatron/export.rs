@@ -312,6 +312,13 @@ fn notes_of(run: &Run) -> Vec<String> {
                 .into(),
         );
     }
+    if !config.precision.schedule.is_empty() || config.precision.fallback.is_set() {
+        notes.push(
+            "precision.schedule and precision.fallback are left out: Megatron-LM has the recipe of \
+            the next step from here on"
+                .into(),
+        );
+    }
     let moe = &config.moe;
     let by_sequence = moe.capacity_factor.is_some() && moe.capacity_scope != CapacityScope::Rank;
     if run.model.experts.is_some() && by_sequence {

@@ -142,6 +142,7 @@ pub fn from_megatron(
         optimizer: "adamw".into(),
         last_load: Vec::new(),
         amaxes: SavedAmaxes::default(),
+        fallbacks: Default::default(),
         eval_losses: BTreeMap::new(),
         imported: Some(ImportedFrom::Megatron),
     };

@@ -41,12 +41,18 @@ impl AmaxHistories {
         Self { matrices, ..self }
     }
 
+    /// Forgets all steps.
+    pub(super) fn clear(&mut self) {
+        self.matrices.clear();
+    }
+
     /// What a checkpoint keeps.
     pub(super) fn saved(&self) -> SavedAmaxes {
         self.matrices.clone()
     }
 
-    /// Adds a step with the largest magnitude of every matrix. Steps that can no longer determine a
+    /// Adds a step with the largest magnitude of every matrix; the history of one that is missing is
+    /// forgotten. Steps that can no longer determine a
     /// scale are dropped: too old ones, and those that are followed by one that is as large.
     pub(super) fn push<'a>(
         &mut self,

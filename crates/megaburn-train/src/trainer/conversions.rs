@@ -7,10 +7,13 @@ use megaburn_checkpoint::Checkpoint;
 use megaburn_mesh::Layout;
 use megaburn_optim::Moment;
 
-use crate::{config::Dtype, trainer::Trainer};
+use crate::{
+    config::Dtype,
+    trainer::{Trainer, delayed_scales::ResumedAmaxes, save::TrainerState},
+};
 
 /// What a checkpoint holds in another form than the run that resumes from it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conversions {
     /// The layout and the ZeRO stage that wrote the checkpoint, if they are not the run's.
     pub layout: Option<String>,
@@ -19,6 +22,19 @@ pub struct Conversions {
     pub rounded: Vec<&'static str>,
     /// The keys of the types in which this run keeps more bits than the checkpoint has.
     pub widened: Vec<&'static str>,
+    /// The largest magnitudes of delayed scaling.
+    pub amaxes: ResumedAmaxes,
+    /// What becomes of the loss scale, which only f16 has.
+    pub loss_scale: Option<LossScaleConversion>,
+}
+
+/// What becomes of the loss scale of a run that changes between f16 and another type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LossScaleConversion {
+    /// That of the checkpoint is dropped, because the run has none.
+    Dropped,
+    /// The checkpoint has none, and the run starts with this one.
+    Starts(f64),
 }
 
 impl Conversions {
@@ -36,14 +52,49 @@ impl Conversions {
         let widened = self.widened.iter().map(|key| {
             format!("the checkpoint has a lower precision than {key}: its values were kept")
         });
-        layout.chain(rounded).chain(widened)
+        let ResumedAmaxes { dropped, missing } = self.amaxes;
+        let dropped = (dropped > 0).then(|| {
+            format!(
+                "the checkpoint has the largest magnitudes of {dropped} matrices for delayed \
+                scaling: they are dropped, because this run does not use them"
+            )
+        });
+        let missing = (missing > 0).then(|| {
+            format!(
+                "the checkpoint lacks the largest magnitudes of {missing} matrices for delayed \
+                scaling: their first scales follow the matrices themselves"
+            )
+        });
+        let loss_scale = self.loss_scale.map(|conversion| match conversion {
+            LossScaleConversion::Dropped => {
+                "the checkpoint has a loss scale: it is dropped, because only train.dtype f16 uses \
+                one"
+                .to_string()
+            }
+            LossScaleConversion::Starts(scale) => {
+                format!("the checkpoint has no loss scale: it starts at {scale}")
+            }
+        });
+        let lines = layout.chain(rounded).chain(widened);
+        lines.chain(dropped).chain(missing).chain(loss_scale)
     }
 }
 
 impl Trainer {
-    pub(super) fn conversions(&self, checkpoint: &Checkpoint) -> Conversions {
+    pub(super) fn conversions(
+        &self,
+        checkpoint: &Checkpoint,
+        saved: &TrainerState,
+        amaxes: ResumedAmaxes,
+    ) -> Conversions {
         let mut found = Conversions {
             layout: self.other_layout(checkpoint),
+            amaxes,
+            loss_scale: match (&saved.loss_scaler, &self.loss_scaler) {
+                (Some(_), None) => Some(LossScaleConversion::Dropped),
+                (None, Some(mine)) => Some(LossScaleConversion::Starts(mine.scale())),
+                _ => None,
+            },
             ..Conversions::default()
         };
         let f32_params: BTreeSet<String> = self.model().f32_params().collect();

@@ -3,111 +3,131 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use burn::tensor::Tensor;
-use megaburn_collective::objects;
-use megaburn_kernels::DelayedAmax;
-use megaburn_parallel::delayed_amaxes;
+use megaburn_kernels::{DelayedAmax, MatrixRole};
+use megaburn_parallel::QuantizedLayer;
 
 use crate::{
-    config::PrecisionRecipe,
     error::TrainError,
-    trainer::{Trainer, amax_histories::SavedAmaxes, stats::world_max},
+    trainer::{
+        Trainer, amax_histories::SavedAmaxes, quantization_counts::MATRICES, stats::world_max,
+    },
 };
+
+/// How the matrices whose largest magnitudes a checkpoint has differ from those of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResumedAmaxes {
+    /// The number of matrices of the checkpoint that the run does not scale by them.
+    pub dropped: usize,
+    /// The number of matrices of the run that the checkpoint does not have.
+    pub missing: usize,
+}
 
 impl Trainer {
     /// Ends a step of delayed scaling: the scales of the next step are derived from the largest
     /// magnitudes of this one and those before. A step without an update changes no scale, because
-    /// its magnitudes may be those of an overflow.
+    /// its magnitudes may be those of an overflow. A matrix that was not quantised has no history.
     ///
     /// Source: Transformer Engine, `FP8GlobalStateManager.reduce_and_update_fp8_tensors`.
     ///
     /// # Collective
-    /// All ranks with delayed scaling: one number per matrix, and the names of matrices at the
+    /// All ranks with delayed scaling: one number per matrix, and the names of layers at the
     /// first call.
     pub(super) fn advance_scales(&mut self, is_update: bool) -> Result<(), TrainError> {
         if !self.delays_scales() {
             return Ok(());
         }
-        let own = delayed_amaxes(self.model_in_flight());
+        let own = self.delayed_amaxes();
         let current = take_amaxes(&own)?;
         if !is_update {
             return Ok(());
         }
-        let names = self.names_of_matrices(own.keys())?;
+        let layers = self.names_of_layers()?;
+        let quantized = layers.iter().filter(|it| self.precision_of(it).is_some());
+        let matrices: Vec<(String, MatrixRole)> =
+            quantized.flat_map(|it| matrices_of(it)).collect();
         let of = |name: &String| f64::from(current.get(name).copied().unwrap_or(0.0));
-        let all = world_max(&self.groups, &names.iter().map(of).collect::<Vec<_>>())?;
-        let amax = |(name, amax): (&String, f64)| (amax / self.unit_of(name)) as f32;
-        let all = names.iter().zip(all).map(amax).collect::<Vec<_>>();
-        let step = self.progress.step;
-        let all = names.iter().zip(all);
-        self.amax_histories.push(step, all);
-        self.matrix_names = Some(names);
-        self.derive_scales(&own);
+        let own: Vec<f64> = matrices.iter().map(|(name, _)| of(name)).collect();
+        let all = world_max(&self.groups, &own)?;
+        let amax = |(amax, (_, role)): (f64, &(_, MatrixRole))| (amax / self.unit_of(*role)) as f32;
+        let all: Vec<f32> = all.into_iter().zip(&matrices).map(amax).collect();
+        let names = matrices.iter().map(|(name, _)| name);
+        self.amax_histories.push(self.progress.step, names.zip(all));
+        self.derive_scales();
         Ok(())
     }
 
     /// Discards the magnitudes of a step that ended in an error.
     pub(super) fn discard_amaxes(&self) {
         if self.delays_scales() {
-            let own = delayed_amaxes(self.model_in_flight());
-            own.values().for_each(|amax| drop(amax.take_current()));
+            let own = self.delayed_amaxes();
+            own.values().for_each(|(_, amax)| drop(amax.take_current()));
         }
     }
 
-    /// Continues with the magnitudes of a checkpoint.
-    pub(super) fn resume_amaxes(&mut self, saved: SavedAmaxes) {
-        if self.delays_scales() {
-            self.amax_histories = self.amax_histories.clone().with(saved);
-            self.derive_scales(&delayed_amaxes(self.model_in_flight()));
+    /// Continues with the magnitudes of a checkpoint, those of the matrices of this run.
+    ///
+    /// # Collective
+    /// All ranks with delayed scaling: the names of layers.
+    pub(super) fn resume_amaxes(
+        &mut self,
+        mut saved: SavedAmaxes,
+    ) -> Result<ResumedAmaxes, TrainError> {
+        let of_checkpoint = saved.len();
+        if !self.delays_scales() {
+            return Ok(ResumedAmaxes {
+                dropped: of_checkpoint,
+                missing: 0,
+            });
         }
+        let layers = self.names_of_layers()?;
+        let names = |is: &dyn Fn(&str) -> bool| -> BTreeSet<String> {
+            let layers = layers.iter().filter(|it| is(it));
+            layers
+                .flat_map(|it| matrices_of(it).map(|(name, _)| name))
+                .collect()
+        };
+        // A layer that has fallen back keeps its magnitudes.
+        let known = names(&|it| self.precision_without_fallback(it).is_some());
+        saved.retain(|name, _| known.contains(name));
+        let used = names(&|it| self.precision_of(it).is_some());
+        let resumed = ResumedAmaxes {
+            dropped: of_checkpoint - saved.len(),
+            missing: used.iter().filter(|it| !saved.contains_key(*it)).count(),
+        };
+        self.amax_histories = self.amax_histories.clone().with(saved);
+        self.derive_scales();
+        Ok(resumed)
     }
 
     /// Begins a step whose loss is multiplied by a factor. The magnitudes of gradients in the
     /// history are those without it.
     pub(super) fn begin_scales(&mut self, loss_factor: f64) {
-        if self.delays_scales() && self.loss_factor != loss_factor {
+        if self.loss_factor != loss_factor {
             self.loss_factor = loss_factor;
-            self.derive_scales(&delayed_amaxes(self.model_in_flight()));
+            self.derive_scales();
         }
     }
 
     /// The factor of the magnitudes of a matrix in the current step.
-    fn unit_of(&self, name: &str) -> f64 {
-        match name.ends_with(".gradient") {
-            true => self.loss_factor,
-            false => 1.0,
+    pub(super) fn unit_of(&self, role: MatrixRole) -> f64 {
+        match role {
+            MatrixRole::Gradient => self.loss_factor,
+            MatrixRole::Input | MatrixRole::Weight => 1.0,
         }
     }
 
-    fn delays_scales(&self) -> bool {
-        self.config.precision.recipe == PrecisionRecipe::Delayed
-    }
-
-    /// The names of the matrices of all ranks, of which pipeline stages have different ones.
-    fn names_of_matrices<'a>(
-        &self,
-        own: impl Iterator<Item = &'a String>,
-    ) -> Result<Vec<String>, TrainError> {
-        if let Some(names) = &self.matrix_names {
-            return Ok(names.clone());
+    /// Gives this rank's matrices the magnitudes that their scales are derived from, if scales are
+    /// delayed.
+    pub(super) fn derive_scales(&self) {
+        if !self.delays_scales() {
+            return;
         }
-        let own: Vec<String> = own.cloned().collect();
-        let world = &self.groups.world;
-        let all = objects::gather(world, &own)?;
-        let all: BTreeSet<String> = all.into_iter().flatten().collect();
-        Ok(objects::broadcast(world, &Vec::from_iter(all))?)
-    }
-
-    /// Gives this rank's matrices the magnitudes that their scales are derived from.
-    fn derive_scales(&self, own: &BTreeMap<String, DelayedAmax>) {
-        let derived = own
-            .iter()
-            .map(|(name, amax)| (amax, self.amax_histories.derived(name), self.unit_of(name)));
         let mut values = Vec::new();
         let mut amaxes = Vec::new();
-        for (amax, derived, unit) in derived {
-            match derived {
+        for (name, (role, amax)) in self.delayed_amaxes() {
+            match self.amax_histories.derived(&name) {
                 Some(derived) => {
-                    values.push((f64::from(derived) * unit) as f32);
+                    values.push((f64::from(derived) * self.unit_of(role)) as f32);
                     amaxes.push(amax);
                 }
                 None => amax.set_derived(None),
@@ -122,13 +142,30 @@ impl Trainer {
             amax.set_derived(Some(values.clone().narrow(0, index, 1)));
         }
     }
+
+    /// This rank's matrices whose scales are delayed, by the name of the layer and of the matrix.
+    fn delayed_amaxes(&self) -> OwnAmaxes {
+        let layers = self.own_layers().into_iter();
+        let quantized = layers.filter(|(name, _)| self.precision_of(name).is_some());
+        let of = |(name, role), layer: &QuantizedLayer| (name, (role, layer.delayed(role).clone()));
+        quantized
+            .flat_map(|(name, layer)| matrices_of(&name).map(|matrix| of(matrix, &layer)))
+            .collect()
+    }
+}
+
+type OwnAmaxes = BTreeMap<String, (MatrixRole, DelayedAmax)>;
+
+/// The names of a layer's matrices.
+fn matrices_of(layer: &str) -> [(String, MatrixRole); 3] {
+    MATRICES.map(|(role, matrix)| (format!("{layer}.{matrix}"), role))
 }
 
 /// The largest magnitudes of this rank's matrices in the step. They are read at once, not one by one.
-fn take_amaxes(own: &BTreeMap<String, DelayedAmax>) -> Result<BTreeMap<String, f32>, TrainError> {
+fn take_amaxes(own: &OwnAmaxes) -> Result<BTreeMap<String, f32>, TrainError> {
     let taken = own
         .iter()
-        .filter_map(|(name, amax)| Some((name.clone(), amax.take_current()?)));
+        .filter_map(|(name, (_, amax))| Some((name.clone(), amax.take_current()?)));
     let (names, amaxes): (Vec<String>, Vec<Tensor<1>>) = taken.unzip();
     if names.is_empty() {
         return Ok(BTreeMap::new());

@@ -24,7 +24,11 @@ mod packed_row;
 mod pair_rows;
 mod passes;
 mod place;
+mod precision_fallback;
+mod precision_phases;
+mod precision_state;
 mod qk_clip;
+mod quantization_counts;
 mod replicas;
 mod resume;
 mod resume_samples;
@@ -64,10 +68,12 @@ use crate::{
 use amax_histories::AmaxHistories;
 use first_times::FirstTimes;
 use hybrid_context::HybridContext;
+use precision_state::PrecisionState;
 use schedules::Schedules;
 
 pub(crate) use amax_histories::SavedAmaxes;
-pub use conversions::Conversions;
+pub use conversions::{Conversions, LossScaleConversion};
+pub use delayed_scales::ResumedAmaxes;
 pub use resume::Resumed;
 pub(crate) use resume::read_state;
 pub(crate) use save::{ImportedFrom, TrainerState};
@@ -137,10 +143,10 @@ pub struct Trainer {
     last_load: Vec<Option<Vec<f64>>>,
     /// The largest magnitudes of the steps before, with delayed scaling.
     amax_histories: AmaxHistories,
-    /// The factor of the loss in the current step's gradients, with delayed scaling.
+    /// The factor of the loss in the current step's gradients.
     loss_factor: f64,
-    /// The matrices of all ranks whose scales are delayed, once they are known.
-    matrix_names: Option<Vec<String>>,
+    /// The precision of layers, which may change from step to step.
+    precision: PrecisionState,
     data: Arc<RunData>,
     progress: Progress,
     enqueued: Duration,
@@ -227,7 +233,7 @@ impl Trainer {
         }
         .init(&groups, &device)?;
         let hybrid = HybridContext::new(&config, &model_config, &groups)?;
-        Ok(Self {
+        let trainer = Self {
             grads,
             sharding,
             optimizer,
@@ -247,7 +253,7 @@ impl Trainer {
             last_load: vec![None; model_config.num_blocks()],
             amax_histories: AmaxHistories::new(&config.precision),
             loss_factor: 1.0,
-            matrix_names: None,
+            precision: PrecisionState::new(&config.precision),
             model: Some(model),
             plan,
             model_config,
@@ -266,7 +272,9 @@ impl Trainer {
             discarding: RefCell::new(None),
             first_times: FirstTimes::default(),
             config,
-        })
+        };
+        trainer.begin_first_phase();
+        Ok(trainer)
     }
 
     /// Saves to the run's folder, as long as the folder belongs to the run.

@@ -8,7 +8,9 @@ use megaburn_optim::Moment;
 use serde::de::Error as _;
 use serde_json::{Value, json};
 
-use super::{conversions::Conversions, owner::set_aside, save::TrainerState};
+use super::{
+    conversions::Conversions, delayed_scales::ResumedAmaxes, owner::set_aside, save::TrainerState,
+};
 use crate::{
     config::{Change, Changes, changes, record_of_file},
     error::TrainError,
@@ -111,17 +113,18 @@ impl Trainer {
         let of_data = self.resume_samples(&checkpoint)?;
         let needed = self.chunks_of(&checkpoint);
         checkpoint.fetch(&place, &self.groups.world, &needed)?;
-        self.load(&checkpoint, phase.progress())?;
+        let amaxes = self.load(&checkpoint, phase.progress())?;
+        let saved = read_state(&checkpoint)?;
         Ok(Some(Resumed {
             progress: self.progress,
             other_run: self.other_run(&checkpoint),
             is_recorded: changes.is_some(),
-            has_samples: read_state(&checkpoint)?.data_hash.is_some(),
+            has_samples: saved.data_hash.is_some(),
             changes: of_data
                 .into_iter()
                 .chain(changes.unwrap_or_default())
                 .collect(),
-            conversions: self.conversions(&checkpoint),
+            conversions: self.conversions(&checkpoint, &saved, amaxes),
         }))
     }
 
@@ -225,7 +228,7 @@ impl Trainer {
         &mut self,
         checkpoint: &Checkpoint,
         progress: &PhaseProgress,
-    ) -> Result<(), TrainError> {
+    ) -> Result<ResumedAmaxes, TrainError> {
         let model = self.take_model();
         let plan = &self.plan;
         let read = |prefix: &str, path: &str, range: Range<usize>| {
@@ -240,6 +243,7 @@ impl Trainer {
             loss_scaler,
             last_load,
             amaxes,
+            fallbacks,
             eval_losses,
             imported,
             ..
@@ -258,7 +262,8 @@ impl Trainer {
             mine.resume(&saved);
         }
         self.progress = progress;
-        self.resume_amaxes(amaxes);
+        self.resume_precision(fallbacks);
+        let amaxes = self.resume_amaxes(amaxes)?;
         self.imported = imported;
         if self.groups.is_main() {
             self.eval_losses = eval_losses;
@@ -267,7 +272,7 @@ impl Trainer {
             self.last_load = last_load;
             self.log_last_load();
         }
-        Ok(())
+        Ok(amaxes)
     }
 }
 

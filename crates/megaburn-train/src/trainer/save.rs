@@ -13,7 +13,7 @@ use crate::{
     error::TrainError,
     run_folder::RunShare,
     start::settle,
-    trainer::{Progress, Trainer, amax_histories::SavedAmaxes},
+    trainer::{Progress, Trainer, amax_histories::SavedAmaxes, precision_fallback::Fallbacks},
 };
 
 /// The state in addition to the tensors that a run needs to continue as if uninterrupted. Learning
@@ -51,6 +51,9 @@ pub(crate) struct TrainerState {
     /// With delayed scaling, the largest magnitudes of the steps before.
     #[serde(default, skip_serializing_if = "SavedAmaxes::is_empty")]
     pub(crate) amaxes: SavedAmaxes,
+    /// With `precision.fallback`, the layers that fell back.
+    #[serde(default, skip_serializing_if = "Fallbacks::is_empty")]
+    pub(crate) fallbacks: Fallbacks,
     /// The validation losses so far, at each step, for `train.keep_best_checkpoints`.
     #[serde(default)]
     pub(crate) eval_losses: BTreeMap<u64, f64>,
@@ -261,6 +264,7 @@ impl Trainer {
             optimizer: self.optimizer.name().to_string(),
             last_load: self.last_load.clone(),
             amaxes: self.amax_histories.saved(),
+            fallbacks: self.precision.fallbacks.clone(),
             eval_losses: self.eval_losses.clone(),
             imported: self.imported,
         }

@@ -108,6 +108,7 @@ impl Trainer {
         self.advance(step, samples, outcome)?;
         let max_attention_logit = self.clip_queries_and_keys(outcome.is_update)?;
         self.advance_scales(outcome.is_update)?;
+        let precision = self.end_precision(outcome.is_update, outcome.loss)?;
         let log_params_norm = self.config.train.log_params_norm;
         let params_norm = log_params_norm
             .then(|| self.grads.params_norm(self.model()))
@@ -144,6 +145,7 @@ impl Trainer {
             max_attention_logit,
             mtp_losses,
             sop_loss: sop_loss.map(|sum| sum / rows.max(1.0)),
+            precision,
             experts,
         })
     }
@@ -296,6 +298,7 @@ impl Trainer {
             .loss_scaler
             .as_ref()
             .map(|scaler| scaler.scale() / tokens as f64);
+        self.begin_precision();
         self.begin_scales(factor.unwrap_or(1.0));
         if let Some(mut hybrid) = self.hybrid.take() {
             let consumed = self.progress.consumed_samples;

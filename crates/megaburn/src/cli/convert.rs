@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use burn::tensor::DType;
 use clap::{Args, Subcommand, ValueEnum};
-use megaburn_checkpoint::HfWriteOptions;
+use megaburn_checkpoint::{HfWriteOptions, hf::HfQuantization};
 use megaburn_models::{
     convert::{export, import},
     upcycle::{UpcycleOptions, upcycle},
@@ -50,9 +50,13 @@ pub(super) struct ExportArgs {
     /// The folder to write.
     #[arg(value_name = "HF_DIR")]
     to: PathBuf,
-    /// Element type of the weights. Default: unchanged.
+    /// Element type of the weights. Default: unchanged, and bf16 with --quantize.
     #[arg(long, value_enum, value_name = "D")]
     dtype: Option<DtypeArg>,
+    /// Write the weights of attention, MLPs and experts in FP8, in a form that vLLM, SGLang and
+    /// Transformers read.
+    #[arg(long, value_enum, value_name = "FORM")]
+    quantize: Option<QuantizeArg>,
     /// Largest size of the tensors in one file, in GB.
     #[arg(long, value_name = "GB", default_value_t = 5.0)]
     max_shard_gb: f64,
@@ -95,6 +99,27 @@ pub(super) enum DtypeArg {
     Bf16,
     #[value(alias = "float16")]
     F16,
+}
+
+/// The forms of FP8 weights (E4M3).
+#[derive(Clone, Copy, ValueEnum)]
+pub(super) enum QuantizeArg {
+    /// One scale for 128 by 128 elements, a power of two, as in DeepSeek-V3 (`quant_method` fp8).
+    Fp8Block,
+    /// One scale for each output feature (`compressed-tensors`).
+    Fp8Channel,
+    /// One scale for each weight (`compressed-tensors`).
+    Fp8Tensor,
+}
+
+impl From<QuantizeArg> for HfQuantization {
+    fn from(form: QuantizeArg) -> Self {
+        match form {
+            QuantizeArg::Fp8Block => Self::Block,
+            QuantizeArg::Fp8Channel => Self::Channel,
+            QuantizeArg::Fp8Tensor => Self::Tensor,
+        }
+    }
 }
 
 impl From<DtypeArg> for DType {
@@ -180,6 +205,7 @@ impl ExportArgs {
             from,
             to,
             dtype,
+            quantize,
             max_shard_gb,
             force,
         } = self;
@@ -196,6 +222,7 @@ impl ExportArgs {
         let dtype = dtype.map(DType::from);
         let options = HfWriteOptions {
             dtype,
+            quantization: quantize.map(HfQuantization::from),
             max_shard_bytes,
             force,
             ..Default::default()

@@ -52,7 +52,7 @@ fn the_default_scaling_is_yarn() {
 }
 
 #[rstest]
-#[case("quantization_config", json!({"quant_method": "mxfp4"}), "is set to `mxfp4`: quantized weights")]
+#[case("quantization_config", json!({"quant_method": "mxfp4"}), "is set to `mxfp4`: this method is not supported")]
 #[case("swiglu_limit", json!(5.0), "`swiglu_limit` is 5.0, but only 7.0 is supported")]
 #[case("swiglu_alpha", json!(1.0), "`swiglu_alpha` is 1.0, but only 1.702 is supported")]
 #[case("hidden_act", json!("gelu"), "`hidden_act` is \"gelu\"")]

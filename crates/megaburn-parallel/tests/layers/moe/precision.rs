@@ -1,7 +1,7 @@
 //! Routed experts that multiply quantised matrices, against one rank.
 
 use megaburn_kernels::{QuantizationRecipe, Scaling, SmallFloat};
-use megaburn_parallel::{Dispatcher, LinearPrecision, delayed_amaxes};
+use megaburn_parallel::{Dispatcher, LinearPrecision, quantized_layers};
 use rstest::rstest;
 
 use super::case::{Case, Done, assert_same, deepseek, gpt_oss, groups, mixtral};
@@ -120,15 +120,15 @@ fn scales_of_experts_that_ranks_do_not_share_are_caught() {
     assert!(off > 2.0 * TOLERANCE as f32, "{off}");
 }
 
-/// Each rank has the magnitudes of its own experts, under their names; generation quantises none.
+/// Each rank has its own experts, under their names; generation quantises none.
 #[test]
-fn delayed_scales_have_the_names_of_experts() {
+fn quantised_layers_have_the_names_of_experts() {
     let case = case(true);
     let names = on_ranks(2, 3, |world| {
         let layer = case.build(groups(&world, "tp2-ep2-sp").1);
-        assert!(delayed_amaxes(&layer.clone().whole_sequence()).is_empty());
-        delayed_amaxes(&layer).into_keys().collect::<Vec<_>>()
+        assert!(quantized_layers(&layer.clone().whole_sequence()).is_empty());
+        quantized_layers(&layer).into_keys().collect::<Vec<_>>()
     });
-    assert_eq!(names[1].len(), 2 * 2 * 3);
-    assert_eq!(names[1][0], "experts.2.down.gradient");
+    assert_eq!(names[1].len(), 2 * 2);
+    assert_eq!(names[1][0], "experts.2.down");
 }

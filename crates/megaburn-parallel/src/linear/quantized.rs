@@ -1,0 +1,144 @@
+//! The precision of one linear layer, which may change from step to step.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::tensor::Tensor;
+use megaburn_kernels::{
+    AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearOptions, LinearQuantization,
+    MatrixRole, QuantizationCounts, WeightSpan, linear, quantized_linear,
+};
+
+use super::precision::{AmaxReductions, LinearPrecision};
+
+/// The precision of one linear layer's products. Clones share it, so the trainer can
+/// [set](Self::set) another one between two steps, while the layer is in a model. Within a step all
+/// passes must see the same one, those that are recomputed too.
+#[derive(Clone, Debug)]
+pub struct QuantizedLayer {
+    state: Arc<Mutex<LayerState>>,
+    input: Matrix,
+    weight: Matrix,
+    gradient: Matrix,
+    kept: Option<KeptWeight>,
+    counts: QuantizationCounts,
+}
+
+#[derive(Debug)]
+struct LayerState {
+    /// `None` while products are computed in the type of the parameters.
+    precision: Option<LinearPrecision>,
+    is_counted: bool,
+}
+
+/// A matrix of which other ranks hold parts if there is a reduction.
+#[derive(Clone, Debug)]
+struct Matrix {
+    reduction: Option<AmaxReduction>,
+    delayed: DelayedAmax,
+}
+
+impl QuantizedLayer {
+    /// A layer whose quantised weight is kept if there is a span.
+    pub(super) fn new(
+        precision: LinearPrecision,
+        reductions: AmaxReductions,
+        weights: Option<&WeightSpan>,
+    ) -> Self {
+        Self {
+            state: Arc::new(Mutex::new(LayerState {
+                precision: Some(precision),
+                is_counted: false,
+            })),
+            input: Matrix::new(reductions.input),
+            weight: Matrix::new(reductions.weight),
+            gradient: Matrix::new(reductions.gradient),
+            kept: weights.map(KeptWeight::new),
+            counts: QuantizationCounts::default(),
+        }
+    }
+
+    /// Sets the precision of the next passes; `None` computes products in the type of the
+    /// parameters.
+    pub fn set(&self, precision: Option<LinearPrecision>) {
+        self.lock().precision = precision;
+    }
+
+    /// Sets whether the elements that saturate or underflow in the next passes are
+    /// [counted](Self::counts).
+    pub fn set_counted(&self, is_counted: bool) {
+        self.lock().is_counted = is_counted;
+    }
+
+    /// The elements that saturated or underflowed in training on this rank.
+    pub fn counts(&self) -> &QuantizationCounts {
+        &self.counts
+    }
+
+    /// The largest magnitudes of a matrix, by which its scale is derived while scales are delayed.
+    pub fn delayed(&self, role: MatrixRole) -> &DelayedAmax {
+        &self.matrix(role).delayed
+    }
+
+    /// How the matrices are quantised now.
+    pub(super) fn quantization(&self) -> Option<LinearQuantization> {
+        let (precision, is_counted) = {
+            let state = self.lock();
+            (state.precision?, state.is_counted)
+        };
+        let source = |role| {
+            let matrix = self.matrix(role);
+            match precision.delayed {
+                true => AmaxSource::Delayed(matrix.delayed.clone()),
+                false => AmaxSource::Current(matrix.reduction.clone()),
+            }
+        };
+        Some(LinearQuantization {
+            recipe: precision.recipe,
+            input: source(MatrixRole::Input),
+            weight: source(MatrixRole::Weight),
+            gradient: source(MatrixRole::Gradient),
+            kept: self.kept.clone(),
+            counts: is_counted.then(|| self.counts.clone()),
+        })
+    }
+
+    fn matrix(&self, role: MatrixRole) -> &Matrix {
+        match role {
+            MatrixRole::Input => &self.input,
+            MatrixRole::Weight => &self.weight,
+            MatrixRole::Gradient => &self.gradient,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LayerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Matrix {
+    fn new(reduction: Option<AmaxReduction>) -> Self {
+        Self {
+            delayed: DelayedAmax::new(reduction.clone()),
+            reduction,
+        }
+    }
+}
+
+/// `x W + bias`, of quantised matrices if the layer is quantised.
+pub(super) fn product<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    options: LinearOptions,
+    layer: Option<&QuantizedLayer>,
+) -> Tensor<D> {
+    let Some(quantization) = layer.and_then(QuantizedLayer::quantization) else {
+        return linear(x, weight, bias, options);
+    };
+    let quantization = if x.device().is_autodiff() {
+        quantization
+    } else {
+        quantization.without_record()
+    };
+    quantized_linear(x, weight, bias, options, quantization)
+}

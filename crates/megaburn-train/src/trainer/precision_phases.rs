@@ -1,0 +1,238 @@
+//! Sets the precision of each layer before each step, by the schedule and by what falls back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use megaburn_collective::objects;
+use megaburn_parallel::{LinearPrecision, QuantizedLayer, quantized_layers};
+use megaburn_report::metrics::PrecisionMetrics;
+
+use crate::{
+    config::{PrecisionConfig, PrecisionRecipe},
+    error::TrainError,
+    trainer::{Trainer, precision_fallback::Fallbacks},
+};
+
+impl Trainer {
+    /// Begins the next step: sets the precision of layers if it is another one than before, and
+    /// whether what they lose is counted.
+    pub(super) fn begin_precision(&mut self) {
+        let step = self.progress.step + 1;
+        self.set_precision(step);
+        self.begin_counts(self.counts_losses(step));
+    }
+
+    /// Sets the precision of layers to that of a step. Histories of delayed scaling begin with the
+    /// phase.
+    fn set_precision(&mut self, step: u64) {
+        let phases = self.config.precision.phases().into_iter();
+        let mut begun = phases.filter(|(from, _)| *from <= step);
+        let phase = begun.next_back().expect("the first phase begins at step 1");
+        let held = self.precision.fallbacks.layers_at(step);
+        let is_other_phase = phase.0 != self.precision.current.0;
+        if !is_other_phase && held == self.precision.held {
+            return;
+        }
+        self.precision.current = phase;
+        self.precision.held = held;
+        if is_other_phase {
+            self.amax_histories.clear();
+        }
+        self.set_layers();
+        self.derive_scales();
+    }
+
+    /// Sets the precision of this rank's layers to the current one.
+    fn set_layers(&self) {
+        for (name, layer) in self.own_layers() {
+            layer.set(self.precision_of(&name));
+        }
+    }
+
+    /// Begins a run, whose model was built for all phases.
+    pub(super) fn begin_first_phase(&self) {
+        if !self.config.precision.schedule.is_empty() {
+            self.set_layers();
+        }
+    }
+
+    /// Continues with the state of a checkpoint. Evaluations in between use the precision of the last
+    /// step.
+    pub(super) fn resume_precision(&mut self, saved: Fallbacks) {
+        if self.config.precision.fallback.is_set() {
+            self.precision.fallbacks = saved;
+        }
+        self.set_precision(self.progress.step.max(1));
+    }
+
+    /// The precision of a layer of the full model in the current step; `None` if it is not quantised.
+    pub(super) fn precision_of(&self, layer: &str) -> Option<LinearPrecision> {
+        let precision = self.precision_without_fallback(layer);
+        let group = without_expert(layer);
+        let mut held = self.precision.held.iter();
+        precision.filter(|_| !held.any(|held| without_expert(held) == group))
+    }
+
+    /// The precision that a layer has in the current step unless it has fallen back.
+    pub(super) fn precision_without_fallback(&self, layer: &str) -> Option<LinearPrecision> {
+        let mut path = layer.split('.').skip_while(|part| *part != "blocks");
+        let block = path.nth(1).and_then(|index| index.parse().ok())?;
+        let (_, phase) = &self.precision.current;
+        phase.of_model().of_block(block, self.model_config.layers)
+    }
+
+    /// Whether scales are delayed in the current step.
+    pub(super) fn delays_scales(&self) -> bool {
+        self.precision.current.1.recipe == PrecisionRecipe::Delayed
+    }
+
+    /// Ends a step: reads what its layers lost, if that was counted, and decides which layers fall
+    /// back. A step without an update decides nothing.
+    ///
+    /// # Collective
+    /// All ranks, if what layers lost was counted or can make them fall back: nine numbers per
+    /// layer, and the names of layers at the first call.
+    pub(super) fn end_precision(
+        &mut self,
+        is_update: bool,
+        loss: f64,
+    ) -> Result<Option<PrecisionMetrics>, TrainError> {
+        let config = self.config.clone();
+        let precision = &config.precision;
+        let step = self.progress.step;
+        let recipe = self.precision.current.1.recipe.to_string();
+        let counted = self.counts_losses(step);
+        let layers = counted.then(|| self.read_counts()).transpose()?;
+        let mut metrics = PrecisionMetrics {
+            recipe,
+            ..PrecisionMetrics::default()
+        };
+        if precision.fallback.is_set() {
+            let quantized: Vec<String> = self
+                .names_of_layers()?
+                .iter()
+                .filter(|name| self.precision_of(name).is_some())
+                .cloned()
+                .collect();
+            let fallbacks = &mut self.precision.fallbacks;
+            if is_update {
+                let fallback = &precision.fallback;
+                metrics.fallbacks =
+                    fallbacks.decide(fallback, step, loss, &quantized, layers.as_ref());
+            }
+            metrics.ended_fallbacks = fallbacks.ended(step);
+        }
+        if is_due(step, precision.log_interval) {
+            metrics.layers = layers.unwrap_or_default();
+        }
+        let says_something = !precision.schedule.is_empty()
+            || precision.fallback.is_set()
+            || !metrics.layers.is_empty();
+        Ok(says_something.then_some(metrics))
+    }
+
+    /// Whether the elements that are lost in a step are counted.
+    fn counts_losses(&self, step: u64) -> bool {
+        let PrecisionConfig {
+            log_interval,
+            fallback,
+            ..
+        } = &self.config.precision;
+        let is_quantised = self.precision.current.1.quantizes();
+        let decides = fallback.has_bounds() && is_due(step, fallback.interval);
+        is_quantised && (decides || is_due(step, *log_interval))
+    }
+
+    /// This rank's layers that may be quantised.
+    pub(super) fn own_layers(&self) -> BTreeMap<String, QuantizedLayer> {
+        quantized_layers(self.model_in_flight())
+    }
+
+    /// The names of the layers of all ranks that may be quantised. Pipeline stages have different ones.
+    ///
+    /// # Collective
+    /// All ranks, at the first call.
+    pub(super) fn names_of_layers(&mut self) -> Result<Vec<String>, TrainError> {
+        if let Some(names) = &self.precision.names {
+            return Ok(names.clone());
+        }
+        let own: Vec<String> = self.own_layers().into_keys().collect();
+        let world = &self.groups.world;
+        let all = objects::gather(world, &own)?;
+        let all: BTreeSet<String> = all.into_iter().flatten().collect();
+        let names: Vec<String> = objects::broadcast(world, &Vec::from_iter(all))?;
+        self.precision.names = Some(names.clone());
+        Ok(names)
+    }
+}
+
+/// The name of a layer, without the number of its expert: the experts of a layer are computed
+/// together, so all of them fall back if one does.
+fn without_expert(layer: &str) -> String {
+    let mut parts: Vec<&str> = layer.split('.').collect();
+    if let Some(at) = parts.iter().position(|part| *part == "experts") {
+        parts.drain(at + 1..(at + 2).min(parts.len()));
+    }
+    parts.join(".")
+}
+
+fn is_due(step: u64, interval: u64) -> bool {
+    interval > 0 && step.is_multiple_of(interval)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::without_expert;
+    use crate::trainer::testing::{poison, trainers};
+
+    #[test]
+    fn experts_of_a_layer_have_one_name() {
+        for (layer, expected) in [
+            ("blocks.1.moe.experts.12.up", "blocks.1.moe.experts.up"),
+            ("blocks.1.moe.shared.up", "blocks.1.moe.shared.up"),
+            ("experts", "experts"),
+        ] {
+            assert_eq!(without_expert(layer), expected);
+        }
+    }
+
+    /// A weight with an element that is much larger than in the steps before saturates: all ranks know,
+    /// also those that do not have it.
+    #[rstest]
+    fn a_weight_that_grows_lets_its_layer_fall_back(#[values("tp2", "pp2")] layout: &str) {
+        let sets = [
+            "precision.recipe=delayed",
+            "precision.margin=2",
+            "precision.fallback.max_saturated_share=0.001",
+            "precision.fallback.interval=1",
+            "precision.fallback.duration_steps=1",
+        ];
+        let ranks = trainers(&sets, layout, |mut trainer| {
+            let mut steps = vec![trainer.step()?, trainer.step()?];
+            if trainer.groups.world.rank() == 1 {
+                poison(&mut trainer, "blocks.1.mlp.down.weight", 100.0);
+            }
+            steps.extend([trainer.step()?, trainer.step()?, trainer.step()?]);
+            let of = |step: megaburn_report::metrics::StepMetrics| step.precision.unwrap();
+            Ok(steps.into_iter().map(of).collect::<Vec<_>>())
+        });
+        assert_eq!(ranks[0], ranks[1]);
+        let of_layer = |step: usize| {
+            let fallbacks = ranks[0][step - 1].fallbacks.iter();
+            fallbacks
+                .filter(|it| it.layer == "blocks.1.mlp.down")
+                .collect::<Vec<_>>()
+        };
+        assert!(
+            [1, 2, 4, 5]
+                .into_iter()
+                .all(|step| of_layer(step).is_empty())
+        );
+        let [found] = of_layer(3).try_into().unwrap();
+        assert_eq!(found.matrix.as_deref(), Some("weight"));
+        assert_eq!((found.value, found.until_step), (1.0 / (32.0 * 16.0), 4));
+        let ended = &ranks[0][3].ended_fallbacks;
+        assert!(ended.contains(&found.layer), "{ended:?}");
+    }
+}

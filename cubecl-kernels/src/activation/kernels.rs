@@ -102,8 +102,9 @@ fn magnitude<F: Float, N: Size>(stored: Vector<F, N>) -> u32 {
 fn raise(amax: &mut [Atomic<u32>], own: u32) {
     let mut shared = Shared::<[u32]>::new_slice(PLANES);
     let largest = plane_max(own);
-    if UNIT_POS % comptime!(PLANE) == 0 {
-        shared[(UNIT_POS / comptime!(PLANE)) as usize] = largest;
+    let own_plane = UNIT_POS / comptime!(PLANE);
+    if UNIT_POS == own_plane * comptime!(PLANE) {
+        shared[own_plane as usize] = largest;
     }
     sync_cube();
     if UNIT_POS == 0 {

@@ -1,8 +1,8 @@
 //! The precision of a linear layer's products, and which ranks share the scales of its matrices.
 
 use burn::config::Config;
-use megaburn_collective::Group;
-use megaburn_kernels::{QuantizationRecipe, WeightSpan};
+use megaburn_collective::{Group, region::max_over};
+use megaburn_kernels::{AmaxReduction, QuantizationRecipe, WeightSpan};
 use megaburn_mesh::FusedPart;
 
 use super::split::Split;

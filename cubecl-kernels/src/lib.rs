@@ -64,7 +64,7 @@ pub use activation::clamped_swiglu::{clamped_swiglu, clamped_swiglu_weighted};
 pub use activation::geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
 pub use activation::gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
 pub use activation::squared_relu::{squared_relu, squared_relu_weighted};
-pub use activation::swiglu::{swiglu, swiglu_weighted};
+pub use activation::swiglu::{swiglu, swiglu_observed, swiglu_weighted};
 pub use attention::{
     AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, AttentionTiles,
     OnlineSoftmaxMerge, PackedSequences, PartialAttention, add_rows, attention, biased_attention,
@@ -95,9 +95,9 @@ pub use optimizer::{
     bf16_out_slice, lion, lion_scaled, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
 };
 pub use quantized::{
-    AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearQuantization, MatrixCounts,
-    MatrixRole, Nvfp4, QuantizationCounts, QuantizationRecipe, RandomNumbers, Scale, Scaling,
-    SmallFloat, SummedDim, UnchangedWeights, WeightSpan, can_quantize, is_emulated,
+    AmaxReduction, AmaxSource, DelayedAmax, FoundAmax, FoundAmaxes, KeptWeight, LinearQuantization,
+    MatrixCounts, MatrixRole, Nvfp4, QuantizationCounts, QuantizationRecipe, RandomNumbers, Scale,
+    Scaling, SmallFloat, SummedDim, UnchangedWeights, WeightSpan, can_quantize, is_emulated,
     quantized_linear, quantized_numbers,
 };
 pub use repeat::repeat_heads;

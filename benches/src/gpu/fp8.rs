@@ -152,6 +152,7 @@ impl Bench {
                                 add: true,
                                 tune: true,
                                 fast_accum,
+                                sums_tokens: true,
                             };
                             return fp8_product_into(a, b, &sum, options);
                         }

@@ -8,9 +8,9 @@ use burn::{
 use megaburn_autograd::RecomputeFn;
 use megaburn_collective::Group;
 use megaburn_kernels::{
-    Bias, bias_gelu, bias_gelu_tanh, clamped_swiglu, clamped_swiglu_weighted, geglu, geglu_tanh,
-    geglu_tanh_weighted, geglu_weighted, gelu, gelu_tanh, squared_relu, squared_relu_weighted,
-    swiglu, swiglu_weighted,
+    Bias, FoundAmax, FoundAmaxes, bias_gelu, bias_gelu_tanh, clamped_swiglu,
+    clamped_swiglu_weighted, geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted, gelu,
+    gelu_tanh, squared_relu, squared_relu_weighted, swiglu, swiglu_observed, swiglu_weighted,
 };
 use megaburn_mesh::FusedPart;
 
@@ -206,12 +206,38 @@ impl Mlp {
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged.
     pub fn forward<const D: usize>(&self, x: impl Into<Recomputable<D>>) -> Tensor<D> {
+        if self.activation == Activation::SwiGlu && self.up.needs_amaxes() {
+            return self.forward_observed(x.into());
+        }
         let (x, bias) = if self.activation.takes_bias() {
             self.up.forward_deferred_bias(x)
         } else {
             (self.up.forward(x), None)
         };
         self.down.forward(self.activated(x, bias))
+    }
+
+    /// As [`forward`](Self::forward), where the activation finds the largest magnitudes of its
+    /// result and of its input's gradient, which the matrices' products need.
+    fn forward_observed<const D: usize>(&self, x: Recomputable<D>) -> Tensor<D> {
+        let [result, gradient] = <[FoundAmax; 2]>::default();
+        let x = self.up.forward(x.with_found(FoundAmaxes {
+            input: None,
+            gradient: Some(gradient.clone()),
+        }));
+        let again = self.recompute.then(|| {
+            let x = x.clone().inner();
+            RecomputeFn::new(move || swiglu(x.clone()))
+        });
+        let y = swiglu_observed(x, result.clone(), gradient);
+        let y = match again {
+            Some(again) => Recomputable::recomputed(y, again),
+            None => y.into(),
+        };
+        self.down.forward(y.with_found(FoundAmaxes {
+            input: Some(result),
+            gradient: None,
+        }))
     }
 
     fn activated<const D: usize>(&self, x: Tensor<D>, bias: Option<Bias>) -> Recomputable<D> {

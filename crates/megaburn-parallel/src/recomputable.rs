@@ -1,5 +1,6 @@
 use burn::tensor::{Device, Tensor};
 use megaburn_autograd::RecomputeFn;
+use megaburn_kernels::FoundAmaxes;
 
 /// The input of a layer: a tensor and, if the layer should not save it for backward, a function
 /// that recomputes it (Megatron's output-discarding recompute, `CheckpointWithoutOutput` in
@@ -11,6 +12,7 @@ use megaburn_autograd::RecomputeFn;
 pub struct Recomputable<const D: usize> {
     tensor: Tensor<D>,
     again: Option<RecomputeFn>,
+    found: FoundAmaxes,
 }
 
 impl<const D: usize> Recomputable<D> {
@@ -19,7 +21,19 @@ impl<const D: usize> Recomputable<D> {
         Self {
             tensor,
             again: Some(again),
+            found: FoundAmaxes::default(),
         }
+    }
+
+    /// The same input with largest magnitudes that other operations find: of it, and of the
+    /// gradient of the result that the layer computes from it.
+    pub(crate) fn with_found(self, found: FoundAmaxes) -> Self {
+        Self { found, ..self }
+    }
+
+    /// The largest magnitudes that other operations find.
+    pub(crate) fn found(&self) -> FoundAmaxes {
+        self.found.clone()
     }
 
     /// Returns the tensor alone.
@@ -45,7 +59,7 @@ impl<const D: usize> Recomputable<D> {
     pub(crate) fn map(self, f: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Self {
         Self {
             tensor: f(self.tensor),
-            again: self.again,
+            ..self
         }
     }
 
@@ -60,6 +74,11 @@ impl<const D: usize> Recomputable<D> {
         Self {
             tensor: there(self.tensor),
             again: Some(source.map(again)),
+            // The result has other rows too.
+            found: FoundAmaxes {
+                input: None,
+                ..self.found
+            },
         }
     }
 }
@@ -75,6 +94,7 @@ impl<const D: usize> From<Tensor<D>> for Recomputable<D> {
         Self {
             tensor,
             again: None,
+            found: FoundAmaxes::default(),
         }
     }
 }

@@ -61,7 +61,9 @@ fn describe_phase(
         true => ", emulated in f32",
         false => "",
     };
+    let are_quantised = !precision.experts_in_bf16;
     let experts = match model.experts {
+        Some(_) if are_quantised => " and routers",
         Some(_) => ", routers and routed experts",
         None => "",
     };
@@ -69,9 +71,12 @@ fn describe_phase(
         None => true,
         Some(experts) => experts.shared_ffn.is_some(),
     };
-    let parts = match (0..blocks).any(has_mlp) {
-        true => "attention and MLPs",
-        false => "attention",
+    let has_experts = model.experts.is_some() && are_quantised;
+    let parts = match ((0..blocks).any(has_mlp), has_experts) {
+        (true, true) => "attention, MLPs and routed experts",
+        (true, false) => "attention and MLPs",
+        (false, true) => "attention and routed experts",
+        (false, false) => "attention",
     };
     format!(
         "{}: {parts} of {quantised} of {blocks} layers in {formats}{emulated}; all else in {}, such \
@@ -180,6 +185,15 @@ mod tests {
     )]
     #[case(
         &["precision.recipe=blockwise", "model.family=mixtral"],
+        Some("blockwise: attention and routed experts of 4 of 4 layers in e4m3, emulated in f32; all \
+            else in f32, such as embedding, output projection and routers")
+    )]
+    #[case(
+        &[
+            "precision.recipe=blockwise",
+            "model.family=mixtral",
+            "precision.experts_in_bf16=true",
+        ],
         Some("blockwise: attention of 4 of 4 layers in e4m3, emulated in f32; all else in f32, \
             such as embedding, output projection, routers and routed experts")
     )]

@@ -6,8 +6,11 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use cubecl::prelude::*;
 
 use super::op::{self, Activation, PointwiseFn};
-use crate::kernel_parts::{RowGroup, row_sum, unit_and_row};
+use crate::kernel_parts::{PLANE, RowGroup, row_sum, unit_and_row};
 
+/// Units per cube of the elementwise kernels.
+pub(super) const UNITS: u32 = 256;
+const PLANES: usize = (UNITS / PLANE) as usize;
 /// The standard normal density at 0.
 const DENSITY: f32 = 0.398_942_3;
 /// [`op::CLAMP`] in the type of the kernels.
@@ -81,22 +84,59 @@ fn up_factor<N: Size>(
     }
 }
 
-/// Computes the activation. A result row has `width` vectors; the up half starts `width` vectors
-/// after the gate half.
+/// The bits of the largest magnitude of a vector, as it is stored. As unsigned integers, the bits
+/// of magnitudes are ordered as their values, and NaN is above infinity.
+#[cube]
+fn magnitude<F: Float, N: Size>(stored: Vector<F, N>) -> u32 {
+    let wide = Vector::<f32, N>::cast_from(stored);
+    let mut most = u32::new(0);
+    #[unroll]
+    for lane in 0..N::value() {
+        most = max(most, u32::reinterpret(wide.extract(lane)) & 0x7fff_ffffu32);
+    }
+    most
+}
+
+/// Raises `amax[0]` to the largest of a cube's units.
+#[cube]
+fn raise(amax: &mut [Atomic<u32>], own: u32) {
+    let mut shared = Shared::<[u32]>::new_slice(PLANES);
+    let largest = plane_max(own);
+    let own_plane = UNIT_POS / comptime!(PLANE);
+    if UNIT_POS == own_plane * comptime!(PLANE) {
+        shared[own_plane as usize] = largest;
+    }
+    sync_cube();
+    if UNIT_POS == 0 {
+        let mut largest = shared[0usize];
+        #[unroll]
+        for plane in 1..PLANES {
+            largest = max(largest, shared[plane]);
+        }
+        amax[0usize].fetch_max(largest);
+    }
+}
+
+/// Computes the activation and, if it is `observed`, the largest magnitude of the result, to which
+/// it raises `amax`; otherwise `amax` may be any buffer. A result row has `width` vectors; the up
+/// half starts `width` vectors after the gate half.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn forward_kernel<F: Float, G: Float, N: Size>(
     x: &[Vector<F, N>],
     bias: &[Vector<G, N>],
     weight: &[G],
     y: &mut [Vector<F, N>],
+    amax: &mut [Atomic<u32>],
     vectors: usize,
     width: u32,
     stride: u32,
     #[comptime] activation: Activation,
+    #[comptime] observed: bool,
     #[comptime] biased: bool,
     #[comptime] weighted: bool,
     #[define(F, G)] _dtypes: [ElemType; 2],
 ) {
+    let mut largest = u32::new(0);
     if ABSOLUTE_POS < vectors {
         let row = ABSOLUTE_POS / width as usize;
         let column = ABSOLUTE_POS % width as usize;
@@ -114,22 +154,33 @@ pub(super) fn forward_kernel<F: Float, G: Float, N: Size>(
         if comptime!(weighted) {
             value *= Vector::new(f32::cast_from(weight[row]));
         }
-        y[ABSOLUTE_POS] = Vector::cast_from(value);
+        let stored = Vector::<F, N>::cast_from(value);
+        y[ABSOLUTE_POS] = stored;
+        if comptime!(observed) {
+            largest = magnitude(stored);
+        }
+    }
+    if comptime!(observed) {
+        raise(amax, largest);
     }
 }
 
+/// Computes the gradient of `x`. `amax` is as in [`forward_kernel`].
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn backward_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
     dy: &[Vector<F, N>],
     dx: &mut [Vector<F, N>],
+    amax: &mut [Atomic<u32>],
     vectors: usize,
     width: u32,
     x_stride: u32,
     dy_stride: u32,
     #[comptime] activation: Activation,
+    #[comptime] observed: bool,
     #[define(F)] _dtype: ElemType,
 ) {
+    let mut largest = u32::new(0);
     if ABSOLUTE_POS < vectors {
         let width = width as usize;
         let row = ABSOLUTE_POS / width;
@@ -141,11 +192,23 @@ pub(super) fn backward_kernel<F: Float, N: Size>(
             let up = Vector::<f32, N>::cast_from(x[at + width]);
             let (by, change) = up_factor(up, activation.curve);
             let to = row * 2 * width + column;
-            dx[to] = Vector::cast_from(dy * slope * by);
-            dx[to + width] = Vector::cast_from(dy * value * change);
+            let of_gate = Vector::<F, N>::cast_from(dy * slope * by);
+            let of_up = Vector::<F, N>::cast_from(dy * value * change);
+            dx[to] = of_gate;
+            dx[to + width] = of_up;
+            if comptime!(observed) {
+                largest = max(magnitude(of_gate), magnitude(of_up));
+            }
         } else {
-            dx[ABSOLUTE_POS] = Vector::cast_from(dy * slope);
+            let stored = Vector::<F, N>::cast_from(dy * slope);
+            dx[ABSOLUTE_POS] = stored;
+            if comptime!(observed) {
+                largest = magnitude(stored);
+            }
         }
+    }
+    if comptime!(observed) {
+        raise(amax, largest);
     }
 }
 

@@ -10,12 +10,13 @@ use megaburn_autograd::backend_ops::cast;
 use megaburn_cuda::tensor;
 
 use super::fallback;
-use super::kernels::*;
+use super::kernels::{self, *};
 use super::op::{Activate, Activation, ActivationGrads, ActivationInput};
 use crate::kernel_parts::{RowGroup, RowView, address_type, lanes};
+use crate::quantized::launch::{from_bits, no_amax};
 
-/// Units per cube of the elementwise kernel.
-const UNITS: usize = 256;
+/// Units per cube of the elementwise kernels.
+const UNITS: usize = kernels::UNITS as usize;
 /// Most units per row when the weight's gradient is computed, which takes one sum per row.
 const ROW_UNITS: u32 = 256;
 /// Target cube count for the bias gradient: several per multiprocessor of a large GPU.
@@ -31,7 +32,27 @@ impl Activate for Cube {
         if input.x.dtype() == DType::F64 {
             return fallback::forward::<Self>(activation, input);
         }
-        tensor::into_backend(launch_forward(activation, input.map(tensor::from_backend)))
+        let input = input.map(tensor::from_backend);
+        tensor::into_backend(launch_forward(activation, input, None))
+    }
+
+    fn forward_observed(activation: Activation, x: FloatTensor<Self>) -> [FloatTensor<Self>; 2] {
+        let x = tensor::from_backend(x);
+        let amax = no_amax(&x);
+        let y = launch_forward(activation, x.into(), Some(&amax));
+        [y, from_bits(amax)].map(tensor::into_backend)
+    }
+
+    fn backward_observed(
+        activation: Activation,
+        x: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+    ) -> [FloatTensor<Self>; 2] {
+        let dy = tensor::from_backend(cast::<Self>(dy, x.dtype().into()));
+        let x = tensor::from_backend(x);
+        let amax = no_amax(&x);
+        let grads = launch_backward(activation, x.into(), dy, Some(&amax));
+        [grads.x, from_bits(amax)].map(tensor::into_backend)
     }
 
     fn backward(
@@ -43,7 +64,7 @@ impl Activate for Cube {
             return fallback::backward::<Self>(activation, input, dy);
         }
         let dy = tensor::from_backend(cast::<Self>(dy, input.x.dtype().into()));
-        let grads = launch_backward(activation, input.map(tensor::from_backend), dy);
+        let grads = launch_backward(activation, input.map(tensor::from_backend), dy, None);
         ActivationGrads {
             x: tensor::into_backend(grads.x),
             bias: grads.bias.map(tensor::into_backend),
@@ -63,7 +84,13 @@ impl<T> ActivationInput<T> {
     }
 }
 
-fn launch_forward(activation: Activation, input: ActivationInput<CubeTensor>) -> CubeTensor {
+/// With `amax`, for inputs without weights and biases, it is raised to the bits of the result's
+/// largest magnitude.
+fn launch_forward(
+    activation: Activation,
+    input: ActivationInput<CubeTensor>,
+    amax: Option<&CubeTensor>,
+) -> CubeTensor {
     let ActivationInput { x, bias, weight } = input;
     let dtype = x.dtype;
     let mut shape: Shape = x.shape();
@@ -96,10 +123,12 @@ fn launch_forward(activation: Activation, input: ActivationInput<CubeTensor>) ->
         bias.unwrap_or_else(|| factor.clone()).into_buffer_arg(),
         factor.into_buffer_arg(),
         y.clone().into_buffer_arg(),
+        amax.unwrap_or(&y).clone().into_buffer_arg(),
         elements / lanes,
         (len / lanes) as u32,
         (x.stride / lanes) as u32,
         activation,
+        amax.is_some(),
         biased,
         weighted,
         dtypes,
@@ -107,10 +136,12 @@ fn launch_forward(activation: Activation, input: ActivationInput<CubeTensor>) ->
     y
 }
 
+/// With `amax`, as [`launch_forward`], it is raised to that of the gradient of `x`.
 fn launch_backward(
     activation: Activation,
     input: ActivationInput<CubeTensor>,
     dy: CubeTensor,
+    amax: Option<&CubeTensor>,
 ) -> ActivationGrads<CubeTensor> {
     let ActivationInput { x, bias, weight } = input;
     let dtype = x.dtype;
@@ -191,11 +222,13 @@ fn launch_backward(
             x.tensor.into_buffer_arg(),
             dy.tensor.into_buffer_arg(),
             dx.clone().into_buffer_arg(),
+            amax.unwrap_or(&dx).clone().into_buffer_arg(),
             vectors,
             width,
             x_stride,
             dy_stride,
             activation,
+            amax.is_some(),
             dtype_to_storage_type(dtype),
         );
     }

@@ -61,17 +61,22 @@ pub(crate) fn gated<const D: usize>(
     gate_up: Tensor<D>,
     weight: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    arg_check::check(name, [float("gate_up", &gate_up)]);
-    let n = gate_up.dims()[D - 1];
-    assert!(
-        n.is_multiple_of(2),
-        "{name}: the last dimension, {n}, must be even (gate and up halves)"
-    );
+    check_gated(name, &gate_up);
     let activation = Activation { curve, gated: true };
     match weight {
         Some(weight) => weighted(name, activation, gate_up, weight),
         None => fused(activation, [gate_up.into_dispatch()]),
     }
+}
+
+/// Panics unless `gate_up` is a float tensor with halves.
+fn check_gated<const D: usize>(name: &str, gate_up: &Tensor<D>) {
+    arg_check::check(name, [float("gate_up", gate_up)]);
+    let n = gate_up.dims()[D - 1];
+    assert!(
+        n.is_multiple_of(2),
+        "{name}: the last dimension, {n}, must be even (gate and up halves)"
+    );
 }
 
 /// The activation of each row, multiplied by the row's weight.

@@ -1,11 +1,13 @@
 //! Activations under automatic differentiation.
 
+use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::DType;
 use megaburn_autograd::{FusedOp, InputGrads, MainGrad, optional};
 
 use crate::bias::{ColumnSum, bias_gradient};
+use crate::quantized::FoundAmax;
+use crate::quantized::operands::QuantizedOps;
 
 /// The pointwise function of an activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,8 +61,33 @@ pub(crate) struct ActivationGrads<T> {
     pub(crate) weight: Option<T>,
 }
 
+/// An activation that finds the largest magnitudes of its result and of its input's gradient, for
+/// the layers that quantise them.
+#[derive(Clone, Debug)]
+pub(crate) struct Observed {
+    pub(crate) activation: Activation,
+    pub(crate) result: FoundAmax,
+    pub(crate) gradient: FoundAmax,
+}
+
 /// An activation and its backward pass, with the best implementation per backend.
-pub(crate) trait Activate: Backend {
+pub(crate) trait Activate: QuantizedOps {
+    /// [`forward`](Self::forward), and the largest magnitude of its result.
+    fn forward_observed(activation: Activation, x: FloatTensor<Self>) -> [FloatTensor<Self>; 2] {
+        let y = Self::forward(activation, x.into());
+        [y.clone(), Self::largest_magnitude(y)]
+    }
+
+    /// The gradient of `x`, and its largest magnitude.
+    fn backward_observed(
+        activation: Activation,
+        x: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+    ) -> [FloatTensor<Self>; 2] {
+        let ActivationGrads { x: dx, .. } = Self::backward(activation, x.into(), dy);
+        [dx.clone(), Self::largest_magnitude(dx)]
+    }
+
     fn forward(
         activation: Activation,
         input: ActivationInput<FloatTensor<Self>>,
@@ -95,6 +122,28 @@ impl<B: Activate, const N: usize> FusedOp<B, N> for Activation {
     ) {
         let ActivationGrads { x, weight, .. } = B::backward(activation, input, dy);
         grads.register_all([Some(x), weight]);
+    }
+}
+
+impl<B: Activate> FusedOp<B, 1> for Observed {
+    type Saved = (Observed, FloatTensor<B>);
+
+    fn forward(self, [x]: [FloatTensor<B>; 1]) -> (FloatTensor<B>, Self::Saved) {
+        let [y, amax] = B::forward_observed(self.activation, x.clone());
+        self.result.put::<B>(amax);
+        (y, (self, x))
+    }
+
+    fn backward((how, x): Self::Saved, dy: FloatTensor<B>, mut grads: InputGrads<'_, B>) {
+        let [dx, amax] = B::backward_observed(how.activation, x, dy);
+        how.gradient.put::<B>(amax);
+        grads.register(0, dx);
+    }
+}
+
+impl<T> From<T> for ActivationInput<T> {
+    fn from(x: T) -> Self {
+        weighted([x])
     }
 }
 

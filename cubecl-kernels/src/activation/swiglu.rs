@@ -1,9 +1,11 @@
 //! The gated activation of Llama's MLP (Shazeer, 2020, arXiv:2002.05202).
 
 use burn::tensor::Tensor;
+use megaburn_autograd::fused;
 
-use super::gated;
-use super::op::PointwiseFn;
+use super::op::{Activation, Observed, PointwiseFn};
+use super::{check_gated, gated};
+use crate::quantized::FoundAmax;
 
 /// `silu(gate) * up`, where `gate` is the first half of the last dimension and `up` the second.
 ///
@@ -18,6 +20,31 @@ use super::op::PointwiseFn;
 /// If the last dimension is odd.
 pub fn swiglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
     gated("swiglu", PointwiseFn::Silu, gate_up, None)
+}
+
+/// [`swiglu`] whose kernels find the largest magnitudes of the result and of the gradient of
+/// `gate_up`, for the layers that quantise them.
+///
+/// # Shapes
+/// As [`swiglu`].
+///
+/// # Panics
+/// As [`swiglu`].
+pub fn swiglu_observed<const D: usize>(
+    gate_up: Tensor<D>,
+    result: FoundAmax,
+    gradient: FoundAmax,
+) -> Tensor<D> {
+    check_gated("swiglu_observed", &gate_up);
+    let observed = Observed {
+        activation: Activation {
+            curve: PointwiseFn::Silu,
+            gated: true,
+        },
+        result,
+        gradient,
+    };
+    fused(observed, [gate_up.into_dispatch()])
 }
 
 /// [`swiglu`] with each row multiplied by a weight (the router's probability of a token's expert).
@@ -39,6 +66,7 @@ mod tests {
     use burn::tensor::{DType, activation::silu};
     use megaburn_autograd::testing::{
         assert_refused, assert_same_bits, assert_same_function, constant, leaf, normal, quantized,
+        values,
     };
     use rstest::rstest;
 
@@ -77,6 +105,34 @@ mod tests {
         let x = constant([5, 3, 14]);
         let burn = silu(x.clone().narrow(2, 0, 7)) * x.clone().narrow(2, 7, 7);
         assert_same_bits(swiglu(x), burn);
+    }
+
+    #[rstest]
+    fn observed_magnitudes_are_those_of_result_and_gradient(
+        #[values([4, 2, 16], [7, 3, 10], [0, 3, 8])] shape: [usize; 3],
+        #[values(DType::F32, DType::BF16)] dtype: DType,
+    ) {
+        let x = leaf((normal(shape) * 3.0).cast(dtype));
+        let found = [FoundAmax::default(), FoundAmax::default()];
+        let [result, gradient] = found.clone();
+        let y = swiglu_observed(x.clone(), result, gradient);
+        let expected = swiglu(leaf(x.clone()));
+        assert_same_bits(y.clone().inner(), expected.inner());
+        let dy = constant(y.dims()).cast(dtype);
+        let dx = x.grad(&(y.clone() * dy).sum().backward()).unwrap();
+        for (found, of) in found.iter().zip([y.inner(), dx]) {
+            let largest = values(of)
+                .into_iter()
+                .fold(0.0, |most: f64, x| most.max(x.abs()));
+            let amax = found
+                .take::<burn::backend::Flex>()
+                .map(<burn::backend::Flex as megaburn_autograd::IntoPrimitive>::wrap::<1>);
+            assert_eq!(values(amax.unwrap()), [largest]);
+            assert!(
+                found.take::<burn::backend::Flex>().is_none(),
+                "it is taken once"
+            );
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::fused;
 
+pub(crate) use grouped::put_gradient;
 pub use grouped::{GroupWeight, GroupedGemmChoice, GroupedOptions, grouped_linear};
 use op::Linear;
 pub use options::LinearOptions;

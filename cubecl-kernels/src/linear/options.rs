@@ -1,6 +1,7 @@
 use megaburn_autograd::{MainGrad, RecomputeFn};
 
 use crate::gemm_ops::GemmAlgorithm;
+use crate::quantized::FoundAmaxes;
 
 /// How [`linear`](crate::linear) reads its weight, where its gradients go, and whether the input is
 /// recomputed.
@@ -18,4 +19,7 @@ pub struct LinearOptions {
     pub again: Option<RecomputeFn>,
     /// The algorithm of the products, in both passes.
     pub algorithm: GemmAlgorithm,
+    /// The largest magnitudes of matrices that are [quantised](crate::quantized_linear), from the
+    /// operations that make them.
+    pub found: FoundAmaxes,
 }

@@ -18,7 +18,8 @@ impl AmaxReduction {
     /// Wraps `reduce`.
     ///
     /// # Shapes
-    /// `reduce`: `[n]` to `[n]`, f32 without autodiff; `n` is 1, or 2 with a Hadamard transform
+    /// `reduce`: `[n]` to `[n]`, f32 without autodiff; `n` is 1, or 2 with a Hadamard transform, or the
+    /// number of matrices that are quantised [together](crate::GroupedOptions::quantizations)
     pub fn new(reduce: impl Fn(Tensor<1>) -> Tensor<1> + Send + Sync + 'static) -> Self {
         Self(Arc::new(reduce))
     }
@@ -57,6 +58,24 @@ impl AmaxSource {
             Self::Current(None) => found,
             Self::Current(Some(reduction)) => B::unwrap((reduction.0)(B::wrap(found))),
             Self::Delayed(delayed) => B::unwrap(delayed.exchange(B::wrap(found))),
+        }
+    }
+
+    /// The largest magnitudes to derive the scales of several matrices from, given their own: `[n]`
+    /// for as many sources of one kind. A reduction is called once for all, that of the first
+    /// source; those of delayed scaling in every pass, because the matrices of another rank may
+    /// have no step before while those of this rank have one.
+    pub(super) fn of_all(sources: &[&Self], found: Tensor<1>) -> Tensor<1> {
+        match sources[0] {
+            Self::Current(None) => found,
+            Self::Current(Some(reduction)) => (reduction.0)(found),
+            Self::Delayed(_) => {
+                let delayed = sources.iter().filter_map(|source| match source {
+                    Self::Delayed(delayed) => Some(delayed),
+                    Self::Current(_) => None,
+                });
+                DelayedAmax::exchange_all(&delayed.collect::<Vec<_>>(), found)
+            }
         }
     }
 
@@ -125,6 +144,34 @@ impl DelayedAmax {
         }
     }
 
+    /// As [`exchange`](Self::exchange), for several matrices.
+    fn exchange_all(all: &[&Self], found: Tensor<1>) -> Tensor<1> {
+        let of = |index: usize| found.clone().narrow(0, index, 1);
+        let mut derived = Vec::new();
+        let mut before = Vec::new();
+        for delayed in all {
+            let mut state = delayed.lock();
+            derived.push(state.derived.clone());
+            before.push(if delayed.records {
+                state.current.take()
+            } else {
+                None
+            });
+        }
+        if all[0].records {
+            let largest = joined(before, of).map_or(found.clone(), |x| x.max_pair(found.clone()));
+            for (index, delayed) in all.iter().enumerate() {
+                delayed.lock().current = Some(largest.clone().narrow(0, index, 1));
+            }
+        }
+        let own = match &all[0].reduction {
+            Some(reduction) => (reduction.0)(found.clone()),
+            None => found.clone(),
+        };
+        let derived = joined(derived, |index| own.clone().narrow(0, index, 1));
+        derived.map_or(own.clone(), |derived| derived + (found.clone() - found))
+    }
+
     /// Ends the step: returns the largest magnitude of the matrix in it, `[1]`, on this rank, if it
     /// was recorded.
     pub fn take_current(&self) -> Option<Tensor<1>> {
@@ -139,6 +186,19 @@ impl DelayedAmax {
     fn lock(&self) -> MutexGuard<'_, DelayedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Numbers one after the other, with others where there are none; `None` if there are none at all.
+fn joined(
+    numbers: Vec<Option<Tensor<1>>>,
+    others: impl Fn(usize) -> Tensor<1>,
+) -> Option<Tensor<1>> {
+    if numbers.iter().all(Option::is_none) {
+        return None;
+    }
+    let numbers = numbers.into_iter().enumerate();
+    let numbers = numbers.map(|(index, number)| number.unwrap_or_else(|| others(index)));
+    Some(Tensor::cat(numbers.collect(), 0))
 }
 
 #[cfg(test)]

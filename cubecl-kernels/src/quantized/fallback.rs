@@ -10,7 +10,7 @@ use megaburn_autograd::backend_ops::cast;
 use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::recipe::{Scaling, SummedDim};
 use super::scale::{Scale, largest_magnitude};
-use crate::gemm_ops::swapped;
+use crate::gemm_ops::{GemmAlgorithm, swapped};
 use crate::gradient_accumulation_fusion::plus;
 
 impl QuantizedOps for Flex {
@@ -48,6 +48,7 @@ impl QuantizedOps for Flex {
         b: FloatTensor<Self>,
         dtype: FloatDType,
         _: ProductOf,
+        _: GemmAlgorithm,
     ) -> FloatTensor<Self> {
         cast::<Self>(Self::float_matmul(a, swapped::<Self>(b)), dtype)
     }
@@ -57,8 +58,10 @@ impl QuantizedOps for Flex {
         b: FloatTensor<Self>,
         sum: Option<Tensor<2>>,
         _: Option<Tensor<2>>,
+        algorithm: GemmAlgorithm,
     ) -> Tensor<2> {
-        let product = Self::quantized_product(a, b, FloatDType::F32, ProductOf::WeightGradient);
+        let of = ProductOf::WeightGradient;
+        let product = Self::quantized_product(a, b, FloatDType::F32, of, algorithm);
         plus(sum, Self::wrap(product))
     }
 }

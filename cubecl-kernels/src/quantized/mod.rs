@@ -4,6 +4,8 @@ mod amax;
 mod counts;
 mod fallback;
 mod format;
+mod found;
+pub(crate) mod grouped;
 mod hadamard;
 mod kept;
 #[cfg(feature = "cuda")]
@@ -11,7 +13,7 @@ mod kernels;
 #[cfg(feature = "cuda")]
 pub(crate) mod launch;
 mod op;
-mod operands;
+pub(crate) mod operands;
 mod options;
 mod random_numbers;
 mod recipe;
@@ -32,6 +34,7 @@ use megaburn_autograd::{fused, on_every_backend};
 pub use amax::{AmaxReduction, AmaxSource, DelayedAmax};
 pub use counts::{MatrixCounts, QuantizationCounts};
 pub use format::SmallFloat;
+pub use found::{FoundAmax, FoundAmaxes};
 pub use kept::{KeptWeight, UnchangedWeights, WeightSpan};
 pub use options::LinearQuantization;
 pub use random_numbers::RandomNumbers;

@@ -13,6 +13,7 @@ use megaburn_autograd::{
 };
 
 use super::amax::AmaxSource;
+use super::found::FoundAmax;
 use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::options::LinearQuantization;
 use super::recipe::{MatrixRole, SummedDim};
@@ -58,7 +59,11 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
         let ([x, w], [bias]) = optional(inputs);
         let shape = x.shape();
         let dtype = x.dtype();
-        let amax = quantization.amax::<B>(MatrixRole::Input, rows::<B>(x.clone()));
+        let amax = quantization.amax::<B>(
+            MatrixRole::Input,
+            rows::<B>(x.clone()),
+            options.found.input.as_ref(),
+        );
         quantization.count::<B>(MatrixRole::Input, &rows::<B>(x.clone()), amax.as_ref());
         let again: Option<RecomputeFn> = options.again.take();
         let how = Quantization {
@@ -73,6 +78,7 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
             weight,
             dtype.into(),
             ProductOf::Result,
+            options.algorithm,
         );
         let y = match bias {
             Some(bias) => B::float_add(y, row::<B>(bias, dtype.into())),
@@ -107,7 +113,11 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
         } = saved;
         let dtype = w.dtype();
         let dy = cast::<B>(rows::<B>(dy), dtype.into());
-        let amax = quantization.amax::<B>(MatrixRole::Gradient, dy.clone());
+        let amax = quantization.amax::<B>(
+            MatrixRole::Gradient,
+            dy.clone(),
+            options.found.gradient.as_ref(),
+        );
         quantization.count::<B>(MatrixRole::Gradient, &dy, amax.as_ref());
         let how = Quantization {
             rows: grads.wants(1),
@@ -120,11 +130,12 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
         } = B::quantize_matrix(dy.clone(), amax, how);
         if let Some(dy) = dy_cols {
             let w = quantization.weight::<B>(w, &options, LinearPass::Backward, SummedDim::Cols);
-            let dx = B::quantized_product(dy, w, dtype.into(), ProductOf::InputGradient);
+            let of = ProductOf::InputGradient;
+            let dx = B::quantized_product(dy, w, dtype.into(), of, options.algorithm);
             grads.register(0, B::float_reshape(dx, shape));
         }
         if let Some(dy) = dy_rows {
-            let out_in = options.out_in;
+            let (out_in, algorithm) = (options.out_in, options.algorithm);
             let operands = move || {
                 let x = x.operand::<B>(&quantization);
                 if out_in { (dy, x) } else { (x, dy) }
@@ -132,14 +143,14 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
             match options.main_grad.filter(MainGrad::is_attached) {
                 Some(main_grad) => run_or_defer(move || {
                     let (a, b) = operands();
-                    main_grad.update(|sum, room| B::add_quantized_product(a, b, sum, room()));
+                    main_grad
+                        .update(|sum, room| B::add_quantized_product(a, b, sum, room(), algorithm));
                 }),
                 None => {
                     let (a, b) = operands();
-                    grads.register(
-                        1,
-                        B::quantized_product(a, b, dtype.into(), ProductOf::WeightGradient),
-                    );
+                    let of = ProductOf::WeightGradient;
+                    let dw = B::quantized_product(a, b, dtype.into(), of, algorithm);
+                    grads.register(1, dw);
                 }
             }
         }
@@ -183,7 +194,7 @@ impl Quantization {
 
 impl LinearQuantization {
     /// How a matrix is quantised for the product that sums over `summed`.
-    fn of(&self, role: MatrixRole, summed: SummedDim) -> Quantization {
+    pub(super) fn of(&self, role: MatrixRole, summed: SummedDim) -> Quantization {
         Quantization {
             recipe: self.recipe,
             role,
@@ -194,23 +205,27 @@ impl LinearQuantization {
     }
 
     /// The largest magnitude that the scale of a matrix is derived from, if the recipe needs it.
-    fn amax<B: QuantizedOps>(&self, role: MatrixRole, x: FloatTensor<B>) -> Option<FloatTensor<B>> {
-        let needs_amax = self.recipe.needs_amax();
+    /// That of this rank's part may have been found before.
+    fn amax<B: QuantizedOps>(
+        &self,
+        role: MatrixRole,
+        x: FloatTensor<B>,
+        found: Option<&FoundAmax>,
+    ) -> Option<FloatTensor<B>> {
         let how = self.of(role, SummedDim::Rows);
-        needs_amax.then(|| self.source(role).of::<B>(x, |x| how.amax::<B>(x)))
-    }
-
-    fn source(&self, role: MatrixRole) -> &AmaxSource {
-        match role {
-            MatrixRole::Input => &self.input,
-            MatrixRole::Weight => &self.weight,
-            MatrixRole::Gradient => &self.gradient,
-        }
+        // What was found is that of the matrix only, not of the transformed one as well.
+        let found = found.filter(|_| !self.recipe.transforms(role, SummedDim::Rows));
+        let own = |x| {
+            let found = found.and_then(FoundAmax::take::<B>);
+            found.unwrap_or_else(|| how.amax::<B>(x))
+        };
+        let needs_amax = self.recipe.needs_amax();
+        needs_amax.then(|| self.source(role).of::<B>(x, own))
     }
 
     /// Counts the elements of a matrix that are lost, if the layer counts them. Inputs and gradients are
     /// quantised along their features, and weights as for the result.
-    fn count<B: QuantizedOps>(
+    pub(super) fn count<B: QuantizedOps>(
         &self,
         role: MatrixRole,
         x: &FloatTensor<B>,
@@ -229,7 +244,7 @@ impl LinearQuantization {
 
     /// `q(w)` for the product that sums over a dimension of `[in, out]`. `w` is `[in, out]`, or
     /// `[out, in]` with `out_in`.
-    fn weight<B: QuantizedOps>(
+    pub(super) fn weight<B: QuantizedOps>(
         &self,
         w: FloatTensor<B>,
         options: &LinearOptions,
@@ -240,7 +255,7 @@ impl LinearQuantization {
         let quantize = |how: Quantization| {
             let w = read_weight::<B>(w.clone(), main_grad, pass);
             let w = if options.out_in { swapped::<B>(w) } else { w };
-            let amax = self.amax::<B>(MatrixRole::Weight, w.clone());
+            let amax = self.amax::<B>(MatrixRole::Weight, w.clone(), None);
             if pass == LinearPass::Forward {
                 self.count::<B>(MatrixRole::Weight, &w, amax.as_ref());
             }

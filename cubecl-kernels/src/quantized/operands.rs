@@ -1,12 +1,16 @@
 //! What a backend has to provide for quantised products.
 
+use std::ops::Range;
+
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 use megaburn_autograd::IntoPrimitive;
+use megaburn_autograd::backend_ops::slice_rows;
 
 use super::hadamard::hadamard;
 use super::random_numbers::{Drawn, RandomNumbers};
 use super::recipe::{MatrixRole, QuantizationRecipe, SummedDim};
+use crate::gemm_ops::GemmAlgorithm;
 use crate::gradient_accumulation_fusion::GradAccumFusion;
 
 /// How a matrix is quantised, and for which products.
@@ -68,6 +72,10 @@ pub(crate) enum ProductOf {
     WeightGradient,
 }
 
+/// The algorithm of products of ranges of rows: their numbers of rows change with every call, so
+/// they are not tuned.
+pub(super) const RANGE_ALGORITHM: GemmAlgorithm = GemmAlgorithm::Deterministic;
+
 /// Quantisation and products of a backend.
 pub(crate) trait QuantizedOps: GradAccumFusion + IntoPrimitive {
     /// A quantised matrix with the dimension that a product sums over last.
@@ -89,6 +97,58 @@ pub(crate) trait QuantizedOps: GradAccumFusion + IntoPrimitive {
         how: Quantization,
     ) -> Quantized<Self::Operand>;
 
+    /// The largest magnitude of each range of rows, `[ranges]` in f32; 0 without rows.
+    fn largest_magnitudes(x: FloatTensor<Self>, rows: &[Range<usize>]) -> FloatTensor<Self> {
+        let device = Self::wrap::<2>(x.clone()).device();
+        let of = |rows: &Range<usize>| match rows.is_empty() {
+            true => Tensor::zeros([1], (&device, DType::F32)),
+            false => {
+                let x = slice_rows::<Self>(x.clone(), 0, rows.clone());
+                Self::wrap::<1>(Self::largest_magnitude(x))
+            }
+        };
+        Self::unwrap(Tensor::cat(rows.iter().map(of).collect(), 0))
+    }
+
+    /// Quantises each range of rows as a matrix of its own; `None` for those without rows.
+    ///
+    /// # Shapes
+    /// `x: [r, c]`; `amaxes: [ranges]`, as in [`quantize_matrix`](Self::quantize_matrix)
+    fn quantize_ranges(
+        x: FloatTensor<Self>,
+        rows: &[Range<usize>],
+        amaxes: Option<FloatTensor<Self>>,
+        how: Quantization,
+    ) -> Vec<Option<Quantized<Self::Operand>>> {
+        quantize_each::<Self>(x, rows, amaxes, how)
+    }
+
+    /// `a bᵀ` of each range of rows, one below the other; `a` is `None` without rows, where `b` is
+    /// not used.
+    ///
+    /// # Shapes
+    /// `a: [rows, k]`, `b: [columns, k]`, result: `[all rows, columns]` on the device of `like`
+    fn products_of_ranges(
+        like: &FloatTensor<Self>,
+        (rows, columns): (&[Range<usize>], usize),
+        operands: impl Iterator<Item = (Option<Self::Operand>, Self::Operand)>,
+        dtype: FloatDType,
+        of: ProductOf,
+    ) -> FloatTensor<Self> {
+        let products = operands.filter_map(|(a, b)| {
+            let product = Self::quantized_product(a?, b, dtype, of, RANGE_ALGORITHM);
+            Some(Self::wrap::<2>(product))
+        });
+        let products: Vec<Tensor<2>> = products.collect();
+        let num_rows = rows.iter().map(Range::len).sum::<usize>();
+        Self::unwrap(if products.is_empty() {
+            let device = Self::wrap::<2>(like.clone()).device();
+            Tensor::empty([num_rows, columns], (&device, DType::from(dtype)))
+        } else {
+            Tensor::cat(products, 0)
+        })
+    }
+
     /// The numbers that the elements of an operand stand for, in f32.
     fn numbers_of(operand: Self::Operand) -> FloatTensor<Self>;
 
@@ -101,6 +161,7 @@ pub(crate) trait QuantizedOps: GradAccumFusion + IntoPrimitive {
         b: Self::Operand,
         dtype: FloatDType,
         of: ProductOf,
+        algorithm: GemmAlgorithm,
     ) -> FloatTensor<Self>;
 
     /// `sum + a bᵀ` in f32; without `sum` it is `a bᵀ`, which may then be written to `room`. `sum`
@@ -113,5 +174,22 @@ pub(crate) trait QuantizedOps: GradAccumFusion + IntoPrimitive {
         b: Self::Operand,
         sum: Option<Tensor<2>>,
         room: Option<Tensor<2>>,
+        algorithm: GemmAlgorithm,
     ) -> Tensor<2>;
+}
+
+/// [`QuantizedOps::quantize_ranges`] one by one.
+pub(super) fn quantize_each<B: QuantizedOps>(
+    x: FloatTensor<B>,
+    rows: &[Range<usize>],
+    amaxes: Option<FloatTensor<B>>,
+    how: Quantization,
+) -> Vec<Option<Quantized<B::Operand>>> {
+    let of = |(index, rows): (usize, &Range<usize>)| {
+        let amaxes = amaxes.clone();
+        let amax = amaxes.map(|amaxes| slice_rows::<B>(amaxes, 0, index..index + 1));
+        let x = || slice_rows::<B>(x.clone(), 0, rows.clone());
+        (!rows.is_empty()).then(|| B::quantize_matrix(x(), amax, how.clone()))
+    };
+    rows.iter().enumerate().map(of).collect()
 }

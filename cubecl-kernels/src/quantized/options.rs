@@ -2,7 +2,7 @@ use super::amax::AmaxSource;
 use super::counts::QuantizationCounts;
 use super::kept::KeptWeight;
 use super::random_numbers::RandomNumbers;
-use super::recipe::QuantizationRecipe;
+use super::recipe::{MatrixRole, QuantizationRecipe};
 
 /// How [`quantized_linear`](crate::quantized_linear) quantises its matrices.
 #[derive(Clone, Debug)]
@@ -34,6 +34,15 @@ impl LinearQuantization {
             kept: None,
             counts: None,
             random: RandomNumbers::new(0, ""),
+        }
+    }
+
+    /// The largest magnitude of a matrix.
+    pub(super) fn source(&self, role: MatrixRole) -> &AmaxSource {
+        match role {
+            MatrixRole::Input => &self.input,
+            MatrixRole::Weight => &self.weight,
+            MatrixRole::Gradient => &self.gradient,
         }
     }
 

@@ -162,6 +162,7 @@ fn weight_gradients() -> Result<(), String> {
                     add,
                     tune: true,
                     fast_accum: false,
+                    sums_tokens: true,
                 };
                 fp8_product_into(a.matrix, b.matrix, &sum, options)
                     .map_err(|error| error.to_string())?;

@@ -5,9 +5,10 @@ use burn::prelude::Device;
 use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_autograd::MainGrad;
 use megaburn_kernels::{
-    AmaxSource, DelayedAmax, LinearOptions, LinearQuantization, MatrixRole, Nvfp4,
-    QuantizationCounts, QuantizationRecipe, Scaling, SmallFloat, SummedDim, quantized_linear,
-    quantized_numbers,
+    AmaxSource, DelayedAmax, FoundAmax, FoundAmaxes, GroupWeight, GroupedOptions, LinearOptions,
+    LinearQuantization, MatrixRole, Nvfp4, QuantizationCounts, QuantizationRecipe, Scaling,
+    SmallFloat, SummedDim, grouped_linear, quantized_linear, quantized_numbers, swiglu,
+    swiglu_observed,
 };
 
 use super::compare::{close, host, leaf, normal};
@@ -17,6 +18,8 @@ pub(super) const TESTS: &[super::Test] = &[
     ("numbers_are_those_of_the_cpu", numbers),
     ("products_are_those_of_the_cpu", products),
     ("main_gradients_are_those_of_the_cpu", main_gradients),
+    ("experts_are_those_of_the_cpu", experts),
+    ("what_activations_find_changes_no_bit", activations),
     ("lost_elements_are_those_of_the_cpu", lost_elements),
 ];
 
@@ -190,6 +193,146 @@ fn main_gradients() -> Result<(), String> {
                 &expected,
                 1e-3,
             )?;
+        }
+    }
+    Ok(())
+}
+
+/// The result, the gradient of the rows, and the gradients of the matrices one after the other, of
+/// which every second one goes to a main gradient.
+fn run_experts(
+    recipe: QuantizationRecipe,
+    rows: &[usize],
+    data: &[TensorData],
+    device: &Device,
+    dtype: DType,
+) -> Result<[Vec<f32>; 3], String> {
+    let x: Tensor<2> = leaf(&data[0], device, dtype);
+    let weights: Vec<Tensor<2>> = data[2..].iter().map(|w| leaf(w, device, dtype)).collect();
+    let main_grads: Vec<_> = weights.iter().map(|_| MainGrad::default()).collect();
+    let has_main_grad = |i: usize| i % 2 == 1;
+    let group = |(i, w): (usize, &Tensor<2>)| GroupWeight {
+        weight: w.clone(),
+        main_grad: has_main_grad(i).then(|| {
+            main_grads[i].attach();
+            main_grads[i].clone()
+        }),
+    };
+    let groups = weights.iter().enumerate().map(group).collect();
+    let options = GroupedOptions {
+        quantizations: vec![LinearQuantization::new(recipe); rows.len()],
+        ..Default::default()
+    };
+    let y = grouped_linear(x.clone(), rows, groups, options);
+    let dy = Tensor::from_data(data[1].clone(), (&y.device(), dtype));
+    let grads = (y.clone() * dy).sum().backward();
+    let no = || "no gradient".to_string();
+    let mut of_weights = Vec::new();
+    for (i, w) in weights.iter().enumerate() {
+        let found = match has_main_grad(i) {
+            true => main_grads[i].take(),
+            false => w.grad(&grads),
+        };
+        of_weights.extend(host(found.ok_or_else(no)?)?);
+    }
+    let dx = x.grad(&grads).ok_or_else(no)?;
+    Ok([host(y.inner())?, host(dx)?, of_weights])
+}
+
+fn experts() -> Result<(), String> {
+    let is_usual = |recipe: &QuantizationRecipe| !recipe.power_of_two_scales;
+    for recipe in recipes().into_iter().filter(is_usual) {
+        for (rows, [inputs, outputs]) in [
+            (&[17, 0, 130, 1][..], [64, 48]),
+            (&[5, 40], [272, 512]),
+            (&[3, 0, 150], [33, 65]),
+            (&[0, 0], [16, 32]),
+        ] {
+            if !part::is_mine() {
+                continue;
+            }
+            for dtype in FLOATS {
+                let num_rows = rows.iter().sum::<usize>();
+                let mut data = vec![
+                    normal([num_rows, inputs], dtype),
+                    normal([num_rows, outputs], dtype),
+                ];
+                data.extend(rows.iter().map(|_| normal([inputs, outputs], dtype)));
+                let run = |device: &Device, dtype| run_experts(recipe, rows, &data, device, dtype);
+                let expected = run(&Device::flex(), DType::F32)?;
+                let found = run(&Device::cuda(0), dtype)?;
+                for (what, (found, expected)) in
+                    ["y", "dx", "dw"].iter().zip(found.iter().zip(&expected))
+                {
+                    let sizes = format!("{rows:?} from {inputs} to {outputs}");
+                    let what = format!("{what} of {recipe:?} {sizes} {dtype:?}");
+                    close(&what, found, expected, tolerance(dtype))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Two matrices with SwiGLU between them, whose kernels find the largest magnitudes of its result
+/// and of its input's gradient, or not: the result and the gradients of the matrices.
+fn run_mlp(data: &[TensorData; 4], dtype: DType, finds: bool) -> Result<[Vec<f32>; 3], String> {
+    let device = Device::cuda(0);
+    let [x, up, down] = [0, 1, 2].map(|i| leaf::<2>(&data[i], &device, dtype));
+    let recipe = QuantizationRecipe {
+        scaling: Scaling::Tensor,
+        forward: SmallFloat::E4m3,
+        gradients: SmallFloat::E5m2,
+        power_of_two_scales: false,
+    };
+    let linear = |x: Tensor<2>, w: &Tensor<2>, found| {
+        let options = LinearOptions {
+            found,
+            ..Default::default()
+        };
+        quantized_linear(x, w.clone(), None, options, LinearQuantization::new(recipe))
+    };
+    let [result, gradient] = <[FoundAmax; 2]>::default();
+    let of_up = FoundAmaxes {
+        gradient: finds.then(|| gradient.clone()),
+        ..Default::default()
+    };
+    let of_down = FoundAmaxes {
+        input: finds.then(|| result.clone()),
+        ..Default::default()
+    };
+    let hidden = linear(x, &up, of_up);
+    let hidden = match finds {
+        true => swiglu_observed(hidden, result, gradient),
+        false => swiglu(hidden),
+    };
+    let y = linear(hidden, &down, of_down);
+    let dy = Tensor::from_data(data[3].clone(), (&y.device(), dtype));
+    let grads = (y.clone() * dy).sum().backward();
+    let grad = |w: &Tensor<2>| host(w.grad(&grads).ok_or("no gradient")?);
+    Ok([host(y.inner())?, grad(&up)?, grad(&down)?])
+}
+
+fn activations() -> Result<(), String> {
+    for [tokens, hidden, ffn] in [[64, 128, 96], [37, 48, 272], [5, 33, 7], [300, 16, 1000]] {
+        for dtype in FLOATS {
+            if !part::is_mine() {
+                continue;
+            }
+            let data = [
+                normal([tokens, hidden], dtype),
+                normal([hidden, 2 * ffn], dtype),
+                normal([ffn, hidden], dtype),
+                normal([tokens, hidden], dtype),
+            ];
+            let [found, expected] = [run_mlp(&data, dtype, true)?, run_mlp(&data, dtype, false)?];
+            let bits = |all: &[Vec<f32>; 3]| {
+                all.clone()
+                    .map(|x| x.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+            };
+            if bits(&found) != bits(&expected) {
+                return Err(format!("{tokens} tokens, {hidden}, {ffn}, {dtype:?}"));
+            }
         }
     }
     Ok(())

@@ -102,6 +102,40 @@ fn every_layout_trains_with_the_scales_of_one_rank(
     }
 }
 
+/// The tokens of an expert have one scale, whichever ranks they are on.
+#[rstest]
+fn quantised_experts_train_with_the_scales_of_one_rank(
+    #[values("tensorwise", "delayed")] recipe: &str,
+) {
+    let dir = tempfile::tempdir().unwrap();
+    let experts = [
+        "model.family=mixtral",
+        "model.experts.num=4",
+        "model.experts.top_k=2",
+        "model.experts.ffn=64",
+    ];
+    let run = |sets: &[&str], layout: &str| {
+        let sets = [&experts, sets].concat();
+        trained(dir.path(), (recipe, &sets), layout, same)
+    };
+    let one = run(&[], "tp1");
+    let plain = run(&["precision.experts_in_bf16=true"], "tp1");
+    let off = compared(&plain, &one);
+    assert!(
+        off[2] > 2.0 * BOUNDS[2],
+        "experts are not quantised: {off:?}"
+    );
+    for (sets, layout) in [
+        (&["parallel.zero=3"][..], "tp2-sp"),
+        (&["recompute.modules=[\"activation\"]"], "tp2-ep2-sp"),
+        (&["recompute.method=uniform"], "tp2-etp2-sp"),
+        (&["parallel.zero=1"], "tp2-dp2-ep2-sp"),
+    ] {
+        let what = format!("{recipe}, {layout}, {sets:?}");
+        assert_same(&run(sets, layout), &one, &what);
+    }
+}
+
 /// Planted omission: context-parallel ranks that do not share the scales of tokens. The layers' own
 /// tests plant one for tensor-parallel ranks.
 #[rstest]

@@ -64,6 +64,8 @@ pub struct Fp8IntoOptions {
     pub tune: bool,
     /// See [`Fp8ProductOptions::fast_accum`].
     pub fast_accum: bool,
+    /// See [`Fp8ProductOptions::sums_tokens`].
+    pub sums_tokens: bool,
 }
 
 /// Whether a device's tensor cores multiply FP8 matrices: an NVIDIA GPU of compute capability 8.9
@@ -106,18 +108,14 @@ pub fn fp8_product(
         add: false,
         tune,
         fast_accum,
-        tokens: if sums_tokens {
-            Tokens::Inner
-        } else {
-            Tokens::Rows
-        },
+        tokens: tokens(sums_tokens),
     };
     multiply(a, b, &out, how)?;
     Ok(out)
 }
 
-/// Computes `into = a bᵀ` or `into += a bᵀ`, in place, for weight gradients: tokens are summed
-/// over. The caller must ensure that `into` is not read concurrently.
+/// Computes `into = a bᵀ` or `into += a bᵀ`, in place. The caller must ensure that `into` is not
+/// read concurrently.
 ///
 /// # Shapes
 /// See [`fp8_product`]; `into`: `[m, n]` in f32, bf16 or f16, with contiguous rows that begin at
@@ -135,14 +133,23 @@ pub fn fp8_product_into(
         add,
         tune,
         fast_accum,
+        sums_tokens,
     } = options;
     let how = How {
         add,
         tune,
         fast_accum,
-        tokens: Tokens::Inner,
+        tokens: tokens(sums_tokens),
     };
     multiply(a, b, into, how)
+}
+
+fn tokens(are_summed: bool) -> Tokens {
+    if are_summed {
+        Tokens::Inner
+    } else {
+        Tokens::Rows
+    }
 }
 
 /// How a product is computed.

@@ -267,12 +267,14 @@ impl ModelBuilder<'_> {
         index: usize,
         recompute: bool,
     ) -> Result<Moe, ModelError> {
+        let are_quantised = !self.options.precision.experts_in_bf16;
         let layer = MoeConfig {
             activation: self.config.activation,
             bias: self.config.mlp_bias,
             recompute,
             sequence_parallel: self.options.sequence_parallel,
             precision: self.precision(index),
+            expert_precision: self.precision(index).filter(|_| are_quantised),
             initializer: self.initializer(),
             output_initializer: self.output_initializer(),
             path: Some(format!("blocks.{index}.moe")),

@@ -76,7 +76,7 @@ pub struct Dropout {
 
 /// The precision of the matrix products in attention and MLPs. By default they are computed in the
 /// type of the parameters. The products of all other layers always are: output projection, routers,
-/// experts, heads, and the projection of multi-token prediction.
+/// heads, and the projection of multi-token prediction.
 ///
 /// Source: Megatron-LM `megatron/core/fp8_utils.py`, `get_fp8_context`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -89,6 +89,8 @@ pub struct Precision {
     /// The number of last layers that are not quantised (`--num-layers-at-end-in-bf16`). The blocks of
     /// multi-token prediction do not count as layers; they are quantised.
     pub end: usize,
+    /// Whether routed experts are not quantised.
+    pub experts_in_bf16: bool,
 }
 
 impl Precision {

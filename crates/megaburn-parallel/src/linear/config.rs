@@ -5,7 +5,7 @@ use megaburn_mesh::{Axis, FusedPart, ShardSpec, Zigzag};
 
 use super::{
     LinearPlan, ParallelLinear,
-    precision::{AmaxGroups, LinearPrecision},
+    precision::{AmaxReductions, LinearPrecision},
     quantized::QuantizedLayer,
     random_numbers,
     rounding::{CurrentTokens, HeldRows},
@@ -135,11 +135,11 @@ impl ParallelLinearConfig {
             .as_ref()
             .map(|spec| draw("bias", for_bias).param(spec, group, device));
         let replicas = ReplicatedParts::of(&weight_spec, group, &self.label())?;
-        let groups = AmaxGroups::of_split(self.split, group, group);
+        let reductions = AmaxReductions::of_split(self.split, group, group);
         let quantized = self.precision.map(|precision| {
             let random = random_numbers(self, group, &weight_spec);
             let rows = HeldRows::of_chunks(Zigzag::WHOLE, CurrentTokens::default());
-            QuantizedLayer::new(precision, groups, (random, rows))
+            QuantizedLayer::new(precision, reductions, (random, rows))
         });
         Ok(ParallelLinear {
             weight,

@@ -17,7 +17,9 @@ use megaburn_collective::{
         scatter_to_last_dim,
     },
 };
-use megaburn_kernels::{Bias, GroupWeight, LinearOptions, RandomNumbers, add_bias};
+use megaburn_kernels::{
+    AmaxReduction, Bias, GroupWeight, LinearOptions, LinearQuantization, RandomNumbers, add_bias,
+};
 use megaburn_mesh::ShardSpec;
 
 pub use config::ParallelLinearConfig;
@@ -27,7 +29,7 @@ pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
 pub use rounding::CurrentTokens;
 pub use split::Split;
 
-use precision::AmaxGroups;
+pub(crate) use precision::AmaxReductions;
 use quantized::product;
 use rounding::HeldRows;
 
@@ -153,12 +155,29 @@ impl ParallelLinear {
 
     /// Makes the layer one of a model. Without it, only ranks that split the layer share scales, and
     /// the weight is quantised in every pass.
-    pub fn in_scope(mut self, scope: &PrecisionScope) -> Self {
+    pub fn in_scope(self, scope: &PrecisionScope) -> Self {
         let LinearPlan { config, group, .. } = &self.plan;
-        let groups = AmaxGroups::of_split(config.split, group, &scope.tokens);
+        let reductions = AmaxReductions::of_split(config.split, group, &scope.tokens);
+        self.reduced_by(reductions, scope)
+    }
+
+    /// Makes the layer that of one of several experts in a model: `of_tokens` reduces the largest
+    /// magnitudes of all experts' tokens over the other ranks that have some.
+    pub(crate) fn in_experts(
+        self,
+        scope: &PrecisionScope,
+        of_tokens: Option<AmaxReduction>,
+    ) -> Self {
+        let LinearPlan { config, group, .. } = &self.plan;
+        let reductions = AmaxReductions::of_features(config.split, group, of_tokens);
+        self.reduced_by(reductions, scope)
+    }
+
+    fn reduced_by(mut self, reductions: AmaxReductions, scope: &PrecisionScope) -> Self {
+        let LinearPlan { config, group, .. } = &self.plan;
         let random = random_numbers(config, group, &self.plan.weight_spec);
         let rows = HeldRows::of_chunks(scope.context, scope.current.clone());
-        let layer = |precision| QuantizedLayer::new(precision, groups, (random, rows));
+        let layer = |precision| QuantizedLayer::new(precision, reductions, (random, rows));
         let quantized = config.precision.map(layer);
         self.plan.quantized = quantized.map(|layer| layer.kept_in(&scope.weights));
         self
@@ -179,6 +198,16 @@ impl ParallelLinear {
             weight: self.weight.val(),
             main_grad: self.main_grad(),
         }
+    }
+
+    /// How the matrices of the layer's products are quantised now.
+    pub(crate) fn quantization(&self) -> Option<LinearQuantization> {
+        self.plan.quantized.as_ref()?.quantization()
+    }
+
+    /// Whether its products need the largest magnitudes of their matrices.
+    pub(crate) fn needs_amaxes(&self) -> bool {
+        self.quantization().is_some_and(|of| of.recipe.needs_amax())
     }
 
     /// `f(x)`.
@@ -216,6 +245,7 @@ impl ParallelLinear {
         x: Recomputable<D>,
         bias: Option<Tensor<1>>,
     ) -> Tensor<D> {
+        let found = x.found();
         let (x, again) = x.into_parts();
         let main_grad = self.main_grad();
         let bias_grad = self.bias_grad();
@@ -223,6 +253,7 @@ impl ParallelLinear {
             main_grad,
             bias_grad,
             again,
+            found,
             ..Default::default()
         };
         let quantized = self.plan.quantized.as_ref();

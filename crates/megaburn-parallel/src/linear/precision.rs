@@ -1,8 +1,8 @@
 //! The precision of a linear layer's products, and which ranks share the scales of its matrices.
 
 use burn::config::Config;
-use megaburn_collective::Group;
-use megaburn_kernels::{QuantizationRecipe, WeightSpan};
+use megaburn_collective::{Group, region::max_over};
+use megaburn_kernels::{AmaxReduction, QuantizationRecipe, WeightSpan};
 use megaburn_mesh::{FusedPart, Zigzag};
 
 use super::{rounding::CurrentTokens, split::Split};
@@ -52,42 +52,60 @@ impl PrecisionScope {
     }
 }
 
-/// The ranks that hold parts of each matrix of a layer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AmaxGroups<'a> {
-    pub(super) input: Option<&'a Group>,
-    pub(super) weight: Option<&'a Group>,
-    pub(super) gradient: Option<&'a Group>,
+/// How the largest magnitudes of a layer's matrices are reduced over the ranks that hold parts of
+/// them.
+#[derive(Clone, Debug)]
+pub(crate) struct AmaxReductions {
+    pub(super) input: Option<AmaxReduction>,
+    pub(super) weight: Option<AmaxReduction>,
+    pub(super) gradient: Option<AmaxReduction>,
 }
 
-impl<'a> AmaxGroups<'a> {
-    /// The groups of a layer whose weight is split over `tp`. Sequences are split over the other
+impl AmaxReductions {
+    /// Those of a layer whose weight is split over `tp`. Sequences are split over the other
     /// ranks of `tp_cp`, if it has any.
     ///
     /// A column split has the whole input and its own features of the gradient; a row split has its
     /// own features of the input and the whole gradient.
-    pub(super) fn of_split(split: Split, tp: &'a Group, tp_cp: &'a Group) -> Self {
-        let of_tokens = (tp_cp.size() > tp.size()).then_some(tp_cp);
-        let of_both = Some(of_tokens.unwrap_or(tp));
+    pub(super) fn of_split(split: Split, tp: &Group, tp_cp: &Group) -> Self {
+        let of_tokens = (tp_cp.size() > tp.size()).then(|| over(tp_cp)).flatten();
+        Self::of_features(split, tp, of_tokens)
+    }
+
+    /// Those of a layer whose weight is split over a group, and whose tokens are on other ranks too
+    /// if `of_tokens` reduces over them.
+    pub(crate) fn of_features(
+        split: Split,
+        group: &Group,
+        of_tokens: Option<AmaxReduction>,
+    ) -> Self {
+        let of_both = of_tokens.clone().or_else(|| over(group));
         let (input, gradient) = match split {
             Split::Column => (of_tokens, of_both),
             Split::Row => (of_both, of_tokens),
         };
         Self {
             input,
-            weight: Some(tp),
+            weight: over(group),
             gradient,
         }
     }
 
-    /// The groups of a layer whose weight every rank holds, and whose tokens are split over a group.
-    pub(super) fn of_tokens(tokens: Option<&'a Group>) -> Self {
+    /// Those of a layer whose weight every rank holds, and whose tokens are split over a group.
+    pub(super) fn of_tokens(tokens: Option<&Group>) -> Self {
+        let of_tokens = tokens.and_then(over);
         Self {
-            input: tokens,
+            input: of_tokens.clone(),
             weight: None,
-            gradient: tokens,
+            gradient: of_tokens,
         }
     }
+}
+
+/// The reduction over a group of more than one.
+fn over(group: &Group) -> Option<AmaxReduction> {
+    let group = Some(group.clone()).filter(|group| group.size() > 1)?;
+    Some(AmaxReduction::new(move |amax| max_over(amax, &group)))
 }
 
 impl LinearPrecision {

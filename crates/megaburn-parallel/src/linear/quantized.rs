@@ -3,13 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Tensor;
-use megaburn_collective::{Group, region::max_over};
 use megaburn_kernels::{
     AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearOptions, LinearQuantization,
     MatrixRole, QuantizationCounts, RandomNumbers, WeightSpan, linear, quantized_linear,
 };
 
-use super::precision::{AmaxGroups, LinearPrecision};
+use super::precision::{AmaxReductions, LinearPrecision};
 use super::rounding::HeldRows;
 
 /// The precision of one linear layer's products. Clones share it, so the trainer can
@@ -45,7 +44,7 @@ impl QuantizedLayer {
     /// A layer that draws random numbers if the recipe does.
     pub(super) fn new(
         precision: LinearPrecision,
-        groups: AmaxGroups<'_>,
+        reductions: AmaxReductions,
         random: (RandomNumbers, HeldRows),
     ) -> Self {
         Self {
@@ -53,9 +52,9 @@ impl QuantizedLayer {
                 precision: Some(precision),
                 is_counted: false,
             })),
-            input: Matrix::new(groups.input),
-            weight: Matrix::new(groups.weight),
-            gradient: Matrix::new(groups.gradient),
+            input: Matrix::new(reductions.input),
+            weight: Matrix::new(reductions.weight),
+            gradient: Matrix::new(reductions.gradient),
             kept: None,
             counts: QuantizationCounts::default(),
             random,
@@ -91,7 +90,7 @@ impl QuantizedLayer {
     }
 
     /// How the matrices are quantised now.
-    fn quantization(&self) -> Option<LinearQuantization> {
+    pub(super) fn quantization(&self) -> Option<LinearQuantization> {
         let (precision, is_counted) = {
             let state = self.lock();
             (state.precision?, state.is_counted)
@@ -128,11 +127,7 @@ impl QuantizedLayer {
 }
 
 impl Matrix {
-    fn new(group: Option<&Group>) -> Self {
-        let reduction = group.filter(|group| group.size() > 1).map(|group| {
-            let group = group.clone();
-            AmaxReduction::new(move |amax| max_over(amax, &group))
-        });
+    fn new(reduction: Option<AmaxReduction>) -> Self {
         Self {
             delayed: DelayedAmax::new(reduction.clone()),
             reduction,

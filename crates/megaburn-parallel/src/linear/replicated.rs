@@ -11,7 +11,7 @@ use megaburn_kernels::{LinearOptions, RandomNumbers};
 use megaburn_mesh::{Axis, ShardSpec, Zigzag};
 
 use super::{
-    precision::{AmaxGroups, LinearPrecision, PrecisionScope},
+    precision::{AmaxReductions, LinearPrecision, PrecisionScope},
     quantized::{QuantizedLayer, product},
     rounding::{CurrentTokens, HeldRows},
 };
@@ -72,8 +72,8 @@ impl ReplicatedLinearConfig {
         let quantized = self.precision.map(|precision| {
             let rows = HeldRows::of_chunks(Zigzag::WHOLE, CurrentTokens::default());
             let random = random_numbers(group, self.path.as_deref());
-            let groups = AmaxGroups::of_tokens(tokens);
-            QuantizedLayer::new(precision, groups, (random, rows.of_shard(tokens)))
+            let reductions = AmaxReductions::of_tokens(tokens);
+            QuantizedLayer::new(precision, reductions, (random, rows.of_shard(tokens)))
         });
         Ok(ReplicatedLinear {
             weight: draw.param(&spec, group, device)?,
@@ -154,11 +154,11 @@ impl ReplicatedLinear {
         } = &self.plan;
         let tokens = &scope.tokens;
         let is_split = *sequence_parallel || tokens.size() > group.size();
-        let groups = AmaxGroups::of_tokens(is_split.then_some(tokens));
+        let reductions = AmaxReductions::of_tokens(is_split.then_some(tokens));
         let random = random_numbers(group, path.as_deref());
         let rows = HeldRows::of_chunks(scope.context, scope.current.clone());
         let rows = rows.of_shard(sequence_parallel.then_some(group));
-        let layer = |precision| QuantizedLayer::new(precision, groups, (random, rows));
+        let layer = |precision| QuantizedLayer::new(precision, reductions, (random, rows));
         let quantized = precision.map(layer);
         self.plan.quantized = quantized.map(|layer| layer.kept_in(&scope.weights));
         self

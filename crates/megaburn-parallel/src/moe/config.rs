@@ -62,8 +62,10 @@ pub struct MoeConfig {
     #[config(default = false)]
     pub recompute: bool,
     /// How the matrices of the shared expert are quantised for their products; `None` multiplies
-    /// them as they are. The other experts are not quantised.
+    /// them as they are.
     pub precision: Option<LinearPrecision>,
+    /// How the matrices of the routed experts are quantised: each expert's by itself.
+    pub expert_precision: Option<LinearPrecision>,
     /// Initializer of the router, the gate of the shared expert, and the up (and gate) matrices.
     #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
     pub initializer: Initializer,
@@ -151,6 +153,7 @@ impl MoeConfig {
         let down = ParallelLinearConfig::row(d_ffn, d_model);
         let matrix = |mut config: ParallelLinearConfig, field, initializer: &Initializer| {
             config.path = self.path_of(&format!("experts.{index}.{field}"));
+            config.precision = self.expert_precision;
             let config = config.with_axis(Axis::Etp).with_bias(self.bias);
             config
                 .with_initializer(initializer.clone())

@@ -1,10 +1,14 @@
 use burn::{module::Module, tensor::Tensor};
 use megaburn_autograd::{OverlappedWgrads, RecomputeFn};
-use megaburn_kernels::{GroupWeight, GroupedGemmChoice, GroupedOptions, grouped_linear};
+use megaburn_collective::{Group, region::max_over};
+use megaburn_kernels::{
+    AmaxReduction, GroupWeight, GroupedGemmChoice, GroupedOptions, LinearQuantization,
+    grouped_linear,
+};
 
-use super::expert_biases::ExpertBiases;
+use super::{ExpertGroups, expert_biases::ExpertBiases};
 use crate::{
-    linear::ParallelLinear,
+    linear::{ParallelLinear, PrecisionScope},
     mlp::Activation,
     recomputable::Recomputable,
     shards::{PlanBuilder, Sharded},
@@ -27,18 +31,76 @@ impl Sharded for ExpertMlp {
     }
 }
 
-/// The matrices of a rank's experts, for grouped GEMMs.
-pub(super) struct ExpertWeights {
-    up: Vec<GroupWeight>,
-    down: Vec<GroupWeight>,
+impl ExpertMlp {
+    /// Makes it one of the experts of a layer in a model.
+    pub(super) fn in_scope(self, scope: &PrecisionScope, of_tokens: Option<AmaxReduction>) -> Self {
+        Self {
+            up: self.up.in_experts(scope, of_tokens.clone()),
+            down: self.down.in_experts(scope, of_tokens),
+        }
+    }
+
+    /// As [`ParallelLinear::whole_sequence`].
+    pub(super) fn whole_sequence(self) -> Self {
+        Self {
+            up: self.up.whole_sequence(),
+            down: self.down.whole_sequence(),
+        }
+    }
 }
+
+/// The matrices of a rank's experts, for grouped GEMMs, and how they are quantised.
+pub(super) struct ExpertWeights {
+    up: Matrices,
+    down: Matrices,
+}
+
+type Matrices = (Vec<GroupWeight>, Vec<LinearQuantization>);
 
 impl ExpertWeights {
     pub(super) fn of<'a>(experts: impl Iterator<Item = &'a ExpertMlp>) -> Self {
-        let both = |expert: &ExpertMlp| (expert.up.group_weight(), expert.down.group_weight());
-        let (up, down) = experts.map(both).unzip();
-        Self { up, down }
+        let experts: Vec<&ExpertMlp> = experts.collect();
+        let matrices = |of: fn(&ExpertMlp) -> &ParallelLinear| {
+            let layers = || experts.iter().map(|expert| of(expert));
+            let quantizations = layers().filter_map(ParallelLinear::quantization);
+            (
+                layers().map(ParallelLinear::group_weight).collect(),
+                quantizations.collect(),
+            )
+        };
+        Self {
+            up: matrices(|expert| &expert.up),
+            down: matrices(|expert| &expert.down),
+        }
     }
+}
+
+/// The reduction of the largest magnitudes of all experts' tokens over the ranks of `tokens`, which
+/// have tokens of the same micro-batch: `None` if a rank's experts get all of them. A rank has the
+/// experts `own` of `num_experts`.
+pub(super) fn token_reduction(
+    tokens: &Group,
+    groups: &ExpertGroups,
+    num_experts: usize,
+) -> Option<AmaxReduction> {
+    // Ranks are numbered so that either group consists of whole ones of the other, if their sizes
+    // divide each other.
+    let [all, of_experts] = [tokens.size(), groups.experts.size()];
+    if all <= of_experts || !all.is_multiple_of(of_experts) {
+        return None;
+    }
+    let first = groups.own(num_experts).start;
+    let tokens = tokens.clone();
+    Some(AmaxReduction::new(move |amaxes| {
+        let len = amaxes.dims()[0];
+        let none = |experts: usize| {
+            (experts > 0).then(|| Tensor::zeros([experts], (&amaxes.device(), amaxes.dtype())))
+        };
+        let [before, after] = [none(first), none(num_experts - first - len)];
+        let all = [before, Some(amaxes.clone()), after];
+        let all = Tensor::cat(all.into_iter().flatten().collect(), 0);
+        max_over(all, &tokens).narrow(0, first, len)
+    }))
 }
 
 /// The settings of a pass through the experts.
@@ -79,15 +141,22 @@ pub(super) fn forward(
     } = *pass;
     // Do not defer a weight gradient whose input is recomputed: it would stay in memory until the
     // next transfer.
-    let options = |again: Option<RecomputeFn>| {
+    let options = |quantizations, again: Option<RecomputeFn>| {
         let overlapped_wgrads = overlapped_wgrads.filter(|_| again.is_none()).cloned();
         GroupedOptions {
             again,
             overlapped_wgrads,
             choice: grouped_gemm,
+            quantizations,
         }
     };
-    let up = grouped_linear(rows, rows_per_expert, experts.up, options(None));
+    let (weights_up, quantizations) = experts.up;
+    let up = grouped_linear(
+        rows,
+        rows_per_expert,
+        weights_up,
+        options(quantizations, None),
+    );
     let up = match biases {
         Some(biases) => biases.add_up(up, rows_per_expert),
         None => up,
@@ -103,7 +172,9 @@ pub(super) fn forward(
         None => activated.into(),
     };
     let (activated, again) = activated.into_parts();
-    let y = grouped_linear(activated, rows_per_expert, experts.down, options(again));
+    let (weights_down, quantizations) = experts.down;
+    let options = options(quantizations, again);
+    let y = grouped_linear(activated, rows_per_expert, weights_down, options);
     match for_biases {
         Some((biases, weights)) => biases.add_down(y, rows_per_expert, weights),
         None => y,

@@ -26,7 +26,7 @@ pub use dispatch::Dispatcher;
 use dispatch::{Assignments, Dispatch, InFlight};
 use expert_biases::ExpertBiases;
 pub use experts::ExpertMlp;
-use experts::{ExpertPass, ExpertWeights};
+use experts::{ExpertPass, ExpertWeights, token_reduction};
 pub use groups::ExpertGroups;
 pub use load::{ExpertLoad, LoadCounts};
 use megaburn_kernels::{GroupedGemmChoice, flush};
@@ -53,7 +53,10 @@ use crate::{
 /// Then rows are dispatched to the ranks of their experts and combined again: all-to-all over `ep`,
 /// all-gather and reduce-scatter over `etp`, or as the [`Dispatcher`] says. A rank without tokens,
 /// or whose experts get none, takes part like any other. With a [load-balancing](LoadBalance) loss
-/// the ranks of [`ExpertGroups::tp_cp`] also sum token counts.
+/// the ranks of [`ExpertGroups::tp_cp`] also sum token counts. If experts are
+/// [quantised](MoeConfig::expert_precision) with one scale per matrix, each pass reduces the
+/// largest magnitudes of all experts' matrices, a number for each: over `tp_cp` if it is larger
+/// than `experts`, else over `etp`.
 #[derive(Module, Debug)]
 pub struct Moe {
     /// Chooses the experts of each token.
@@ -181,8 +184,13 @@ impl Moe {
         experts::forward(experts, &pass, rows, weights)
     }
 
-    /// As [`ParallelLinear::in_scope`](crate::ParallelLinear::in_scope), for the shared expert.
+    /// As [`ParallelLinear::in_scope`](crate::ParallelLinear::in_scope), for all experts.
     pub fn in_scope(mut self, scope: &PrecisionScope) -> Self {
+        let num_experts = self.experts.len();
+        let of_tokens = token_reduction(&scope.tokens, &self.parts.groups, num_experts);
+        let expert = |expert: ExpertMlp| expert.in_scope(scope, of_tokens.clone());
+        let experts = self.experts.into_iter();
+        self.experts = experts.map(|own| own.map(expert)).collect();
         self.shared = self.shared.map(|shared| shared.in_scope(scope));
         self
     }
@@ -191,6 +199,10 @@ impl Moe {
     /// tensor-parallel group have the same tokens and each sends its own copy.
     pub fn whole_sequence(mut self) -> Self {
         self.router = self.router.whole_sequence();
+        let experts = self.experts.into_iter();
+        self.experts = experts
+            .map(|own| own.map(ExpertMlp::whole_sequence))
+            .collect();
         self.shared = self.shared.map(Mlp::whole_sequence);
         self.shared_gate = self.shared_gate.map(SharedGate::whole_sequence);
         self

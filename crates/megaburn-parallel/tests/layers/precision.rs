@@ -4,11 +4,11 @@ use burn::tensor::{Tensor, TensorData};
 use megaburn_collective::Group;
 use megaburn_kernels::{
     LinearOptions, LinearQuantization, MatrixRole, Nvfp4, QuantizationRecipe, Scaling, SmallFloat,
-    WeightSpan, quantized_linear,
+    WeightSpan, quantized_linear, swiglu,
 };
 use megaburn_mesh::{Axis, FusedPart, ShardSpec, Zigzag};
 use megaburn_parallel::{
-    LinearPrecision, MlpConfig, ParallelLinear, ParallelLinearConfig, PrecisionScope,
+    LinearPrecision, Mlp, MlpConfig, ParallelLinear, ParallelLinearConfig, PrecisionScope,
     ReplicatedLinear, ReplicatedLinearConfig, TokenBlock, quantized_layers,
 };
 use rstest::rstest;
@@ -170,7 +170,7 @@ fn a_quantised_mlp_is_that_of_one_rank(
     };
     let run = |ranks| {
         let build = |group: &_| config.init(group, &autodiff());
-        let forward = |mlp: &megaburn_parallel::Mlp, x| mlp.forward(x);
+        let forward = |mlp: &Mlp, x| mlp.forward(x);
         let setting = Setting {
             ranks,
             ..setting.clone()
@@ -182,6 +182,36 @@ fn a_quantised_mlp_is_that_of_one_rank(
     assert_close("input gradient", &many.input_grad, &one.input_grad, 5e-3);
     for (path, grad) in &one.grads {
         assert_close(path, &many.grads[path], grad, 5e-3);
+    }
+}
+
+/// The magnitudes that the activation's kernels find are those that the matrices find themselves.
+#[rstest]
+fn a_quantised_mlp_is_its_parts_to_the_bit(
+    #[values(false, true)] recompute: bool,
+    #[values(false, true)] delayed: bool,
+    #[values(false, true)] sequence_parallel: bool,
+) {
+    let config = MlpConfig::gated(24, 40)
+        .with_precision(Some(precision(TENSOR).with_delayed(delayed)))
+        .with_recompute(recompute)
+        .with_sequence_parallel(sequence_parallel)
+        .with_name("mlp");
+    let setting = Setting {
+        ranks: 2,
+        seed: fresh_seed(),
+        shapes: [[4, 2, 24]; 2],
+        ends: [stream(sequence_parallel), stream(sequence_parallel)],
+    };
+    let run = |forward: fn(&Mlp, Tensor<3>) -> Tensor<3>| {
+        setting.run(|group: &_| config.init(group, &autodiff()), forward)
+    };
+    let found = run(|mlp, x| mlp.forward(x));
+    let expected = run(|mlp, x| mlp.down.forward(swiglu(mlp.up.forward(x))));
+    assert_eq!(floats(&found.output), floats(&expected.output));
+    assert_eq!(floats(&found.input_grad), floats(&expected.input_grad));
+    for (path, grad) in &expected.grads {
+        assert_eq!(floats(&found.grads[path]), floats(grad), "{path}");
     }
 }
 

@@ -31,7 +31,7 @@ impl TrainConfig {
         );
         let sections = [
             ("recompute", self.recompute.conditions()),
-            ("precision", self.precision.conditions()),
+            ("precision", self.precision.conditions(has_experts)),
             ("optimizer", self.optimizer.conditions(self.train.dtype)),
             ("train", self.train.conditions(self)),
             ("parallel", self.parallel.conditions()),
@@ -95,6 +95,8 @@ mod tests {
     #[case(&["precision.format=hybrid"], &["precision.format"])]
     #[case(&["precision.random_hadamard=false", "precision.recipe=mxfp8"], &["precision.random_hadamard"])]
     #[case(&["precision.stochastic_rounding=false", "precision.recipe=nvfp4"], &[])]
+    #[case(&["precision.experts_in_bf16=true", "precision.recipe=mxfp8"], &["precision.experts_in_bf16"])]
+    #[case(&["precision.experts_in_bf16=true", "precision.recipe=mxfp8", "model.family=mixtral"], &[])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {

@@ -178,7 +178,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         Numeric,
         "precision",
         "recipe format power_of_two_scales num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 \
-         amax_history_len amax_compute margin stochastic_rounding random_hadamard \
+         experts_in_bf16 amax_history_len amax_compute margin stochastic_rounding random_hadamard \
          two_dimensional_weights schedule",
     ),
     (Neutral, "precision", "log_interval"),

@@ -24,6 +24,7 @@ mod data_order;
 mod dataset;
 mod documents;
 mod exits;
+mod expert_blocks;
 mod experts;
 mod fim;
 mod fine_tune;

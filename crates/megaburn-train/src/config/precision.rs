@@ -36,6 +36,9 @@ pub struct PrecisionConfig {
     /// The number of last layers that are not quantised (`--num-layers-at-end-in-bf16`). Blocks of
     /// multi-token prediction do not count.
     pub num_layers_at_end_in_bf16: usize,
+    /// Whether the routed experts of mixtures of experts are not quantised. By default they are:
+    /// the tokens of each expert, its weights and its gradients have scales of their own.
+    pub experts_in_bf16: bool,
     /// The number of steps whose largest magnitudes determine a scale with `delayed`
     /// (`--fp8-amax-history-len`, which is 1 by default there and 1024 in Transformer Engine).
     #[schemars(extend("minimum" = 1))]
@@ -78,6 +81,7 @@ impl Default for PrecisionConfig {
             power_of_two_scales: None,
             num_layers_at_start_in_bf16: 0,
             num_layers_at_end_in_bf16: 0,
+            experts_in_bf16: false,
             amax_history_len: 1024,
             amax_compute: AmaxCompute::Max,
             margin: 0,
@@ -181,6 +185,7 @@ impl PrecisionConfig {
             }),
             start: self.num_layers_at_start_in_bf16,
             end: self.num_layers_at_end_in_bf16,
+            experts_in_bf16: self.experts_in_bf16,
         }
     }
 
@@ -238,7 +243,7 @@ impl PrecisionConfig {
     }
 
     /// When keys of the section have an effect.
-    pub(super) fn conditions(&self) -> Vec<Condition> {
+    pub(super) fn conditions(&self, has_experts: bool) -> Vec<Condition> {
         use PrecisionRecipe::{Bf16, Delayed, Mxfp8, Nvfp4};
         let is_quantised = self.quantizes();
         let has_scales = self.uses(|recipe| ![Bf16, Mxfp8].contains(&recipe));
@@ -250,6 +255,11 @@ impl PrecisionConfig {
                  fallback.max_underflow_share fallback.loss_spike",
                 is_quantised,
                 "with precision.recipe other than \"bf16\"",
+            ),
+            (
+                "experts_in_bf16",
+                is_quantised && has_experts,
+                "with precision.recipe other than \"bf16\" and a model that has experts",
             ),
             (
                 "power_of_two_scales",

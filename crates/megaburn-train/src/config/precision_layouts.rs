@@ -7,8 +7,8 @@ use super::{PrecisionConfig, PrecisionRecipe, TrainConfig, require::require};
 use crate::error::TrainError;
 
 impl PrecisionConfig {
-    /// Refuses a format or scales that NVFP4 does not have.
-    fn check_nvfp4(&self) -> Result<(), TrainError> {
+    /// Refuses a format, scales or experts that NVFP4 does not have.
+    fn check_nvfp4(&self, model: &DecoderConfig) -> Result<(), TrainError> {
         if self.recipe != PrecisionRecipe::Nvfp4 {
             return Ok(());
         }
@@ -21,7 +21,13 @@ impl PrecisionConfig {
             let rule = format!("{of}: its scales are numbers of E4M3, times one in f32");
             require(false, "precision.power_of_two_scales", powers, rule)?;
         }
-        Ok(())
+        let in_bf16 = self.experts_in_bf16;
+        require(
+            in_bf16 || model.experts.is_none(),
+            "precision.experts_in_bf16",
+            in_bf16,
+            "true with precision.recipe = \"nvfp4\", which routed experts do not have",
+        )
     }
 }
 
@@ -59,7 +65,7 @@ impl TrainConfig {
             let rule = format!("less than {left}, or none of {layers} layers is quantised");
             require(num < left, key, num, rule)?;
         }
-        self.precision.check_nvfp4()?;
+        self.precision.check_nvfp4(model)?;
         let rule = "\"bf16\" with parallel.max_tokens_per_rank: the ranks that share a document, and \
             its scales, change from document to document";
         let is_dealt = self.parallel.max_tokens_per_rank.is_some();
@@ -69,6 +75,7 @@ impl TrainConfig {
         };
         let tensor = "\"tensorwise\" or \"delayed\"";
         let Layout { tp, cp, .. } = *layout;
+        self.check_expert_blocks(layout, model, block)?;
         let features = features(model).into_iter().filter(|_| tp > 1);
         let mut cut = features.map(|(what, unit, units)| (what, (units / tp).max(1) * unit));
         if let Some((what, own)) = cut.find(|(_, own)| !own.is_multiple_of(block)) {

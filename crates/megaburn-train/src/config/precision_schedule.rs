@@ -38,8 +38,8 @@ impl PrecisionConfig {
     /// The precision of a step.
     pub(crate) fn at_step(&self, step: u64) -> Self {
         let phases = self.phases().into_iter();
-        let begun = phases.filter(|(from, _)| *from <= step.max(1));
-        let (_, precision) = begun.last().expect("the first phase begins at step 1");
+        let mut begun = phases.filter(|(from, _)| *from <= step.max(1));
+        let (_, precision) = begun.next_back().expect("the first phase begins at step 1");
         precision
     }
 
@@ -63,6 +63,7 @@ impl PrecisionConfig {
             linear: a.linear,
             start: a.start.min(b.start),
             end: a.end.min(b.end),
+            experts_in_bf16: a.experts_in_bf16,
         });
         joined.unwrap_or_default()
     }

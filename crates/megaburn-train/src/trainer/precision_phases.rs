@@ -67,7 +67,9 @@ impl Trainer {
     /// The precision of a layer of the full model in the current step; `None` if it is not quantised.
     pub(super) fn precision_of(&self, layer: &str) -> Option<LinearPrecision> {
         let precision = self.precision_without_fallback(layer);
-        precision.filter(|_| !self.precision.held.contains(layer))
+        let group = without_expert(layer);
+        let mut held = self.precision.held.iter();
+        precision.filter(|_| !held.any(|held| without_expert(held) == group))
     }
 
     /// The precision that a layer has in the current step unless it has fallen back.
@@ -163,6 +165,16 @@ impl Trainer {
     }
 }
 
+/// The name of a layer, without the number of its expert: the experts of a layer are computed
+/// together, so all of them fall back if one does.
+fn without_expert(layer: &str) -> String {
+    let mut parts: Vec<&str> = layer.split('.').collect();
+    if let Some(at) = parts.iter().position(|part| *part == "experts") {
+        parts.drain(at + 1..(at + 2).min(parts.len()));
+    }
+    parts.join(".")
+}
+
 fn is_due(step: u64, interval: u64) -> bool {
     interval > 0 && step.is_multiple_of(interval)
 }
@@ -171,7 +183,19 @@ fn is_due(step: u64, interval: u64) -> bool {
 mod tests {
     use rstest::rstest;
 
+    use super::without_expert;
     use crate::trainer::testing::{poison, trainers};
+
+    #[test]
+    fn experts_of_a_layer_have_one_name() {
+        for (layer, expected) in [
+            ("blocks.1.moe.experts.12.up", "blocks.1.moe.experts.up"),
+            ("blocks.1.moe.shared.up", "blocks.1.moe.shared.up"),
+            ("experts", "experts"),
+        ] {
+            assert_eq!(without_expert(layer), expected);
+        }
+    }
 
     /// A weight with an element that is much larger than in the steps before saturates: all ranks know,
     /// also those that do not have it.

@@ -34,7 +34,7 @@ pub(super) fn gradients(
         && all.into_iter().all(are_summed)
     {
         let all: Vec<Trained> = trained.into_iter().flatten().collect();
-        put(overlapped_wgrads, move || sum_all(&x, &dy, &all, choice));
+        put_gradient(overlapped_wgrads, move || sum_all(&x, &dy, &all, choice));
         return vec![None; len];
     }
     let one = |(group, rows): Trained| {
@@ -46,7 +46,11 @@ pub(super) fn gradients(
         .collect()
 }
 
-fn put(overlapped_wgrads: Option<&OverlappedWgrads>, work: impl FnOnce() + Send + 'static) {
+/// Computes a weight gradient, now or as soon as something overlaps with it.
+pub(crate) fn put_gradient(
+    overlapped_wgrads: Option<&OverlappedWgrads>,
+    work: impl FnOnce() + Send + 'static,
+) {
     match overlapped_wgrads {
         Some(overlapped_wgrads) => overlapped_wgrads.put(work),
         None => run_or_defer(work),
@@ -69,7 +73,7 @@ fn of_weight(
                 drop(product(x, dy, Some(main_grad)));
                 rows.iter().for_each(flush);
             };
-            put(overlapped_wgrads, work);
+            put_gradient(overlapped_wgrads, work);
             None
         }
         None => Some(product(x, dy, None).cast(dtype)),

@@ -7,8 +7,10 @@ mod kernels;
 #[cfg(feature = "cuda")]
 mod launch;
 mod op;
+mod operands;
 mod options;
 mod products;
+mod quantized;
 #[cfg(test)]
 mod reference;
 mod rows;
@@ -17,8 +19,11 @@ use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 
 pub use choice::GroupedGemmChoice;
+pub(crate) use gradients::put_gradient;
 pub use options::{GroupWeight, GroupedOptions};
 use rows::row_ranges;
+
+use crate::quantized::LinearQuantization;
 
 /// Multiplies each range of rows by its own matrix: the first `rows[0]` rows of `x` by the first
 /// matrix, and so on. A range may be empty: its matrix is read and gets a gradient of zeros all the
@@ -27,6 +32,10 @@ use rows::row_ranges;
 /// Values and gradients equal those of [`linear`](crate::linear) for each range; in the graph it is
 /// one operation. The numbers of rows change with every call, so products are
 /// [not tuned](crate::GemmAlgorithm::Deterministic).
+///
+/// With [`GroupedOptions::quantizations`] the matrices are quantised as those of
+/// [`quantized_linear`](crate::quantized_linear): each range of rows, each matrix and each range of
+/// the gradient has scales of its own.
 ///
 /// # Shapes
 /// - `x`: `[sum of rows, in]`
@@ -68,7 +77,22 @@ pub fn grouped_linear(
         "grouped_linear",
         [float("x", &x)].into_iter().chain(matrices),
     );
+    check_quantizations(&options.quantizations, weights.len());
     op::grouped(x, row_ranges(rows), weights, options)
+}
+
+/// Panics unless there is none, or one for each of `num` matrices, of one recipe.
+fn check_quantizations(all: &[LinearQuantization], num: usize) {
+    assert!(
+        all.is_empty() || all.len() == num,
+        "grouped_linear: {} quantizations do not match {num} matrices",
+        all.len()
+    );
+    let are_equal = all.iter().all(|one| one.recipe == all[0].recipe);
+    assert!(
+        are_equal,
+        "grouped_linear: the matrices are quantised by different recipes"
+    );
 }
 
 #[cfg(test)]

@@ -3,12 +3,14 @@
 use std::ops::Range;
 
 use burn::tensor::Tensor;
+use megaburn_autograd::LinearPass;
 use megaburn_autograd::backend_ops::as_row;
-use megaburn_autograd::{CheckpointOperands, LinearPass, MainGrad};
 
 use super::gradients::gradients;
+use super::operands::{operands_of, plain};
 use super::options::{GroupWeight, GroupedOptions};
 use super::products::products;
+use super::quantized;
 
 /// [`grouped_linear`](crate::grouped_linear) of arguments that were checked.
 pub(super) fn grouped(
@@ -21,31 +23,20 @@ pub(super) fn grouped(
         again,
         overlapped_wgrads,
         choice,
+        quantizations,
     } = options;
-    let device = x.device();
-    if !device.is_autodiff() {
+    if !quantizations.is_empty() {
+        let parts = (row_ranges, weights, quantizations);
+        return quantized::grouped(x, parts, again, overlapped_wgrads);
+    }
+    if !x.device().is_autodiff() {
         return products(&x, &row_ranges, &weights, LinearPass::Forward, choice);
     }
     let source = x.clone().inner();
     let groups = plain(&weights);
     let y = products(&source, &row_ranges, &groups, LinearPass::Forward, choice);
     let are_trained: Vec<bool> = weights.iter().map(|w| w.weight.is_tracked()).collect();
-    // A matrix with a main gradient needs no node of its own, except for one: through it backward
-    // gets here if `x` needs no gradient.
-    let first = are_trained.iter().position(|is_trained| *is_trained);
-    let is_summed = |w: &GroupWeight| w.main_grad.as_ref().is_some_and(MainGrad::is_attached);
-    let have_nodes: Vec<bool> = weights
-        .iter()
-        .enumerate()
-        .map(|(i, w)| Some(i) == first || !is_summed(w))
-        .collect();
-    let mut operands = CheckpointOperands::new(&device);
-    operands.add(x);
-    let with_nodes = weights
-        .into_iter()
-        .zip(&have_nodes)
-        .filter(|(_, has_node)| **has_node);
-    with_nodes.for_each(|(w, _)| operands.add(w.weight));
+    let (operands, have_nodes) = operands_of(x, weights, &are_trained);
     let kept = again.is_none().then_some(source);
     let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
         let dtype = groups[0].weight.dtype();
@@ -66,12 +57,4 @@ pub(super) fn grouped(
             .collect()
     });
     y
-}
-
-fn plain(weights: &[GroupWeight]) -> Vec<GroupWeight> {
-    let plain = |w: &GroupWeight| GroupWeight {
-        weight: w.weight.clone().inner(),
-        main_grad: w.main_grad.clone(),
-    };
-    weights.iter().map(plain).collect()
 }

@@ -2,6 +2,7 @@ use burn::tensor::Tensor;
 use megaburn_autograd::{MainGrad, OverlappedWgrads, RecomputeFn};
 
 use super::choice::GroupedGemmChoice;
+use crate::quantized::LinearQuantization;
 
 /// One of the matrices of [`grouped_linear`](crate::grouped_linear), and where its gradient goes.
 #[derive(Clone, Debug)]
@@ -20,6 +21,11 @@ pub struct GroupedOptions {
     /// Where weight-gradient products that go to a [`MainGrad`] are queued; `None` computes them
     /// immediately.
     pub overlapped_wgrads: Option<OverlappedWgrads>,
-    /// How the products are computed on a GPU.
+    /// How the products are computed on a GPU. Quantised ones are computed one by one.
     pub choice: GroupedGemmChoice,
+    /// How each matrix is quantised for its products, with its rows and their gradients; empty
+    /// multiplies them as they are. The recipes are equal. The sources of the input's and the
+    /// gradient's largest magnitudes are used for all matrices together: a
+    /// [reduction](crate::AmaxReduction), that of the first one, gets a number for each matrix.
+    pub quantizations: Vec<LinearQuantization>,
 }

@@ -10,18 +10,22 @@ const AHEAD: usize = 4;
 const PLANES: usize = (UNITS / PLANE) as usize;
 
 /// Raises `out[0]` to the bits of the largest magnitude in `x`, whose rows have `width` vectors
-/// and begin every `stride` vectors.
+/// and begin every `stride` vectors; if it is `ranged`, `out[i]` to that of the range of rows whose
+/// first row and end are `ranges[2 * i]` and `ranges[2 * i + 1]`, by cubes with `i` along y.
+/// Otherwise `ranges` may be any buffer.
 ///
 /// As unsigned integers, the bits of magnitudes are ordered as their values, infinity is above all
 /// numbers, and NaN above infinity. The maximum does not depend on the order of the units.
 #[cube(launch, address_type = "dynamic")]
 pub(in crate::quantized) fn amax_kernel<E: Numeric, F: Float, N: Size>(
     x: &[Vector<E, N>],
+    ranges: &[u32],
     out: &mut [Atomic<u32>],
     vectors: usize,
     width: usize,
     stride: usize,
     #[comptime] contiguous: bool,
+    #[comptime] ranged: bool,
     #[comptime] loads: Loads,
     #[define(E, F)] _dtypes: [ElemType; 2],
 ) {
@@ -29,14 +33,21 @@ pub(in crate::quantized) fn amax_kernel<E: Numeric, F: Float, N: Size>(
     let units = CUBE_COUNT_X as usize * comptime!(UNITS as usize);
     let mut low = u32::new(0);
     let mut high = u32::new(0);
-    let mut first = ABSOLUTE_POS;
-    while first < vectors {
+    let mut first = (CUBE_POS_X * comptime!(UNITS) + UNIT_POS) as usize;
+    let mut end = vectors;
+    let mut range = 0usize;
+    if comptime!(ranged) {
+        range = CUBE_POS_Y as usize;
+        first += ranges[2 * range] as usize * width;
+        end = ranges[2 * range + 1] as usize * width;
+    }
+    while first < end {
         let mut loaded = Array::<Vector<E, N>>::new(AHEAD);
         #[unroll]
         for i in 0..AHEAD {
             let at = first + i * units;
             let mut value = Vector::<E, N>::new(E::from_int(0));
-            if at < vectors {
+            if at < end {
                 if comptime!(contiguous) {
                     value = x[at];
                 } else {
@@ -81,6 +92,6 @@ pub(in crate::quantized) fn amax_kernel<E: Numeric, F: Float, N: Size>(
         for plane in 1..PLANES {
             largest = max(largest, shared[plane]);
         }
-        out[0usize].fetch_max(largest);
+        out[range].fetch_max(largest);
     }
 }

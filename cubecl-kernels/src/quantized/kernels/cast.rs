@@ -24,8 +24,17 @@ const WORDS: u32 = TILE / ROWS;
 const VECTOR: u32 = 4;
 const VECTORS: u32 = WORDS / VECTOR;
 
+/// Words of a tile of a range of rows: the index of the range, its first row and end, the first row
+/// of the tile, and where the matrix and its transpose begin, in steps of [`PLACE`] bytes.
+pub(in crate::quantized) const TILE_WORDS: u32 = 6;
+/// The results of ranges begin at multiples of this number of bytes.
+pub(in crate::quantized) const PLACE: usize = 512;
+/// From the scale of one range to that of the next, in numbers.
+pub(in crate::quantized) const SCALES: usize = PLACE / 4;
+
 /// Casts a matrix, with a cube for each tile, and writes the inverse of its scale. A result that
-/// the variant does not have may be any buffer.
+/// the variant does not have may be any buffer, and `tiles` too if it has no ranges: they describe
+/// the tiles of ranges, along y.
 ///
 /// A unit converts rows of 8 columns, 4 at a time. It stores the rows, as two words or as bytes,
 /// and puts the columns, a word each, into shared memory, from where columns of 128 rows are
@@ -34,6 +43,7 @@ const VECTORS: u32 = WORDS / VECTOR;
 pub(in crate::quantized) fn cast_kernel<E: Numeric, F: Float, W: Numeric, N: Size, M: Size>(
     x: &[Vector<E, N>],
     amax: &[f32],
+    tiles: &[u32],
     straight: &mut [Vector<W, M>],
     transposed: &mut [Vector<u32, Const<4>>],
     scale_inv: &mut [f32],
@@ -44,17 +54,37 @@ pub(in crate::quantized) fn cast_kernel<E: Numeric, F: Float, W: Numeric, N: Siz
 ) {
     let words = comptime!((if variant.transposed { TILE * WORDS } else { 1 }) as usize);
     let mut tile = Shared::<[u32]>::new_slice(words);
-    let first_row = from_the_end(CUBE_POS_Y, CUBE_COUNT_Y) * comptime!(TILE);
+    let tile_row = from_the_end(CUBE_POS_Y, CUBE_COUNT_Y);
+    let mut part = Part {
+        range: 0u32,
+        begin: 0u32,
+        end: sizes.rows,
+        first_row: tile_row * comptime!(TILE),
+        padded: sizes.padded,
+        straight: 0u32,
+        transposed: 0u32,
+    };
+    if comptime!(variant.ranged) {
+        let at = (tile_row * comptime!(TILE_WORDS)) as usize;
+        part.range = tiles[at];
+        part.begin = tiles[at + 1];
+        part.end = tiles[at + 2];
+        part.first_row = tiles[at + 3];
+        part.straight = tiles[at + 4];
+        part.transposed = tiles[at + 5];
+        part.padded = (part.end - part.begin).div_ceil(16u32) * 16u32;
+    }
+    let first_row = part.first_row;
     let first_col = CUBE_POS_X * comptime!(TILE);
     let group = UNIT_POS % comptime!(GROUPS);
     let first_word = UNIT_POS / comptime!(GROUPS);
     let row = first_row + first_word * comptime!(ROWS);
     let col = first_col + group * comptime!(COLS);
-    let loaded = load::<E, N>(x, row, col, &sizes, variant.loads.per_element);
-    let amax = amax[0usize];
+    let loaded = load::<E, N>(x, row, col, part.end, &sizes, variant.loads.per_element);
+    let amax = amax[part.range as usize];
     let scale = scale_of(amax, largest, variant.power_of_two);
-    if UNIT_POS == 0 && CUBE_POS_X == 0 && CUBE_POS_Y == 0 {
-        scale_inv[0usize] = inverse_of(amax, scale);
+    if UNIT_POS == 0 && CUBE_POS_X == 0 && first_row == part.begin {
+        scale_inv[part.range as usize * comptime!(SCALES)] = inverse_of(amax, scale);
     }
     #[unroll]
     for pass in 0..PASSES {
@@ -67,8 +97,10 @@ pub(in crate::quantized) fn cast_kernel<E: Numeric, F: Float, W: Numeric, N: Siz
                 let at = comptime!((i * COLS) as usize);
                 let low = pack_from(&values, at, 1usize, variant.e5m2);
                 let high = pack_from(&values, comptime!(at + 4), 1usize, variant.e5m2);
-                if row + i < sizes.rows {
-                    store::<W, M>(straight, low, high, row + i, col, &sizes);
+                if row + i < part.end {
+                    let row = row + i - part.begin;
+                    let base = part.straight as usize * comptime!(PLACE);
+                    store::<W, M>(straight, low, high, row, col, base, &sizes);
                 }
             }
         }
@@ -91,7 +123,8 @@ pub(in crate::quantized) fn cast_kernel<E: Numeric, F: Float, W: Numeric, N: Siz
         sync_cube();
         let vector = UNIT_POS % comptime!(VECTORS);
         let of_unit = UNIT_POS / comptime!(VECTORS);
-        let row = first_row + vector * comptime!(ROWS * VECTOR);
+        let row = first_row - part.begin + vector * comptime!(ROWS * VECTOR);
+        let base = part.transposed as usize * comptime!(PLACE / 16);
         let turn = of_unit / comptime!(COLS) * 2 + of_unit % comptime!(VECTOR);
         #[unroll]
         for i in 0..comptime!(TILE * VECTORS / UNITS) {
@@ -104,12 +137,30 @@ pub(in crate::quantized) fn cast_kernel<E: Numeric, F: Float, W: Numeric, N: Siz
                 let at = place(of_unit + jump, vector * comptime!(VECTOR) + word, turn);
                 four.insert(comptime!(word as usize), tile[at]);
             }
-            if col < sizes.cols && row < sizes.padded {
-                let to = col as usize * (sizes.padded / 16) as usize + (row / 16) as usize;
-                transposed[to] = four;
+            if col < sizes.cols && row < part.padded {
+                let to = col as usize * (part.padded / 16) as usize + (row / 16) as usize;
+                transposed[base + to] = four;
             }
         }
     }
+}
+
+/// A tile of a range of rows; of the whole matrix without ranges.
+#[derive(CubeType, Clone, Copy)]
+struct Part {
+    range: u32,
+    /// The first row of the range.
+    begin: u32,
+    /// The end of the range.
+    end: u32,
+    /// The first row of the tile.
+    first_row: u32,
+    /// The bytes of a row of the range's transpose.
+    padded: u32,
+    /// Where the range's matrix begins.
+    straight: u32,
+    /// Where its transpose begins.
+    transposed: u32,
 }
 
 /// The tile of a cube: the last rows come first. The kernel that found the largest magnitude read
@@ -125,6 +176,7 @@ fn load<E: Numeric, N: Size>(
     x: &[Vector<E, N>],
     row: u32,
     col: u32,
+    end: u32,
     sizes: &CastSizes,
     #[comptime] per_element: usize,
 ) -> Array<Vector<E, N>> {
@@ -140,7 +192,7 @@ fn load<E: Numeric, N: Size>(
         for part in 0..parts {
             let col = col + comptime!((part * lanes) as u32);
             let mut value = Vector::<E, N>::new(E::from_int(0));
-            if row < sizes.rows && col < sizes.cols {
+            if row < end && col < sizes.cols {
                 value = x[from + col as usize / lanes];
             }
             loaded[comptime!(i as usize * parts + part)] = value;
@@ -201,9 +253,10 @@ fn store<W: Numeric, M: Size>(
     high: u32,
     row: u32,
     col: u32,
+    base: usize,
     sizes: &CastSizes,
 ) {
-    let first = row as usize * sizes.cols as usize + col as usize;
+    let first = base + row as usize * sizes.cols as usize + col as usize;
     let words = M::value();
     if comptime!(words == 2) {
         if col < sizes.cols {

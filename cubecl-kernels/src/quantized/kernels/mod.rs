@@ -10,7 +10,7 @@ mod nvfp4;
 use cubecl::prelude::*;
 
 pub(super) use amax::{UNITS as AMAX_UNITS, amax_kernel};
-pub(super) use cast::{TILE, UNITS as CAST_UNITS, cast_kernel};
+pub(super) use cast::{PLACE, SCALES, TILE, TILE_WORDS, UNITS as CAST_UNITS, cast_kernel};
 pub(super) use loads::Loads;
 pub(crate) use numbers::BlockScale;
 pub(super) use numbers::{BLOCK_UNITS, BlockSizesLaunch, blocks_kernel, numbers_kernel};
@@ -38,6 +38,8 @@ pub(super) struct CastVariant {
     pub(super) straight: bool,
     /// Whether its transpose is written.
     pub(super) transposed: bool,
+    /// Whether ranges of rows are matrices of their own.
+    pub(super) ranged: bool,
     /// How the matrix is loaded.
     pub(super) loads: Loads,
 }

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::ops::numeric::zeros_client;
@@ -17,35 +19,77 @@ const CUBES: usize = 132 * 8;
 /// # Shapes
 /// `x: [..]`; result: `[1]` in f32
 pub fn amax(x: CubeTensor) -> CubeTensor {
-    let one = Shape::new([1]);
-    let out = zeros_client(x.client.clone(), x.device.clone(), one, DType::U32);
-    let x = RowView::of(by_memory(x));
-    let elements = x.count * x.len;
+    largest(RowView::of(by_memory(x)), None)
+}
+
+/// The largest magnitude of each range of rows, as [`amax`].
+///
+/// # Shapes
+/// `x: [rows, cols]` with any strides; result: `[ranges]` in f32
+pub(super) fn amaxes(x: CubeTensor, rows: &[Range<usize>]) -> CubeTensor {
+    largest(RowView::of(x), Some(rows))
+}
+
+fn largest(x: RowView, rows: Option<&[Range<usize>]>) -> CubeTensor {
+    let num = rows.map_or(1, <[_]>::len);
+    let (client, device) = (x.tensor.client.clone(), x.tensor.device.clone());
+    let out = zeros_client(client, device, Shape::new([num]), DType::U32);
+    let num_rows = match rows {
+        Some(rows) => rows.iter().map(Range::len).max().unwrap_or(0),
+        None => x.count,
+    };
+    let elements = num_rows * x.len;
     if elements > 0 {
         let lanes = lanes(x.tensor.dtype, &[x.len, x.stride]);
         let (loads, element, size) = loads(x.tensor.dtype, lanes);
         let vectors = elements / lanes;
+        let ranges = match rows {
+            Some(rows) => {
+                let ends = rows.iter().flat_map(|rows| [rows.start, rows.end]);
+                words(&x.tensor, ends.map(|row| row as u32).collect())
+            }
+            None => x.tensor.clone(),
+        };
+        // Ranges have other lengths, so there are more cubes than for as many rows of one matrix.
+        let cubes = (2 * CUBES).div_ceil(num).min(CUBES);
         amax_kernel::launch(
             &out.client,
             CubeCount::Static(
-                vectors.div_ceil(AMAX_UNITS as usize).min(CUBES) as u32,
-                1,
+                vectors.div_ceil(AMAX_UNITS as usize).min(cubes) as u32,
+                num as u32,
                 1,
             ),
             CubeDim::new_2d(32, AMAX_UNITS / 32),
             address_type(&[&x.tensor, &out]),
             size,
             x.tensor.clone().into_buffer_arg(),
+            ranges.into_buffer_arg(),
             out.clone().into_buffer_arg(),
             vectors,
             x.len / lanes,
             x.stride / lanes,
             x.stride == x.len || x.count == 1,
+            rows.is_some(),
             loads,
             [element, x.tensor.dtype].map(dtype_to_storage_type),
         );
     }
-    as_dtype(out, DType::F32)
+    from_bits(out)
+}
+
+/// A number to raise to the bits of a largest magnitude, `[1]` in u32 on the device of `like`.
+pub(crate) fn no_amax(like: &CubeTensor) -> CubeTensor {
+    let (client, device) = (like.client.clone(), like.device.clone());
+    zeros_client(client, device, Shape::new([1]), DType::U32)
+}
+
+/// Numbers of a kernel on the device of `like`.
+pub(super) fn words(like: &CubeTensor, words: Vec<u32>) -> CubeTensor {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let handle = like.client.create_from_slice(&bytes);
+    let (client, device) = (like.client.clone(), like.device.clone());
+    let shape = Shape::new([words.len()]);
+    CubeTensor::new_contiguous(client, device, shape, handle, DType::U32)
 }
 
 /// The tensor with its dimensions in the order of its memory, so that a transposed one is read in
@@ -66,8 +110,8 @@ fn by_memory(mut x: CubeTensor) -> CubeTensor {
     x
 }
 
-/// The same memory as elements of another type of the same size.
-fn as_dtype(x: CubeTensor, dtype: DType) -> CubeTensor {
-    let shape = x.meta.shape().clone();
-    CubeTensor::new_contiguous(x.client, x.device, shape, x.handle, dtype)
+/// The numbers in f32 that have these bits.
+pub(crate) fn from_bits(bits: CubeTensor) -> CubeTensor {
+    let shape = bits.meta.shape().clone();
+    CubeTensor::new_contiguous(bits.client, bits.device, shape, bits.handle, DType::F32)
 }

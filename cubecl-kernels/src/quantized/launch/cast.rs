@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -5,9 +7,12 @@ use cubecl::prelude::*;
 use megaburn_cuda::gemm::Fp8Kind;
 use megaburn_cuda::tensor;
 
+use super::amax::words;
 use super::loads::loads;
 use crate::kernel_parts::{RowView, address_type, lanes};
-use crate::quantized::kernels::{CAST_UNITS, CastSizesLaunch, CastVariant, TILE, cast_kernel};
+use crate::quantized::kernels::{
+    CAST_UNITS, CastSizesLaunch, CastVariant, PLACE, SCALES, TILE, TILE_WORDS, cast_kernel,
+};
 
 /// How a matrix is cast to FP8.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +53,92 @@ pub struct Cast {
 /// `x: [rows, cols]` with any strides, but a transposed view is copied first: cast the matrix itself
 /// and take its transpose; `amax: [1]` in f32
 pub fn cast(x: CubeTensor, amax: CubeTensor, options: CastOptions) -> Cast {
+    let [rows, cols] = [x.meta.shape()[0], x.meta.shape()[1]];
+    let padded = rows.next_multiple_of(16);
+    let scale_inv = tensor::empty(&x, [1], DType::F32);
+    let empty = |wanted: bool, shape| wanted.then(|| tensor::empty(&x, shape, DType::U8));
+    let out = Cast {
+        straight: empty(options.straight, [rows, cols]),
+        transposed: empty(options.transposed, [cols, padded]),
+        scale_inv,
+    };
+    // An empty matrix has a scale too: one cube computes it.
+    let tiles = rows.div_ceil(TILE as usize).max(1);
+    launch(x, amax, &out, (None, tiles), options);
+    out
+}
+
+/// Casts each range of rows as a matrix of its own, in one pass over all; `None` for those without
+/// rows.
+///
+/// # Shapes
+/// As [`cast`]; `amaxes: [ranges]` in f32
+pub(super) fn cast_ranges(
+    x: CubeTensor,
+    ranges: &[Range<usize>],
+    amaxes: CubeTensor,
+    options: CastOptions,
+) -> Vec<Option<Cast>> {
+    let cols = x.meta.shape()[1];
+    let padded = |rows: &Range<usize>| rows.len().next_multiple_of(16);
+    let mut tiles = Vec::new();
+    // Where the matrix of each range and its transpose begin; at last, where they end.
+    let mut places = vec![[0, 0]];
+    for (index, rows) in ranges.iter().enumerate() {
+        let [straight, transposed] = places[index];
+        for first in rows.clone().step_by(TILE as usize) {
+            tiles.extend([index, rows.start, rows.end, first, straight, transposed]);
+        }
+        let sizes = [rows.len() * cols, cols * padded(rows)].map(|size| size.div_ceil(PLACE));
+        places.push([straight + sizes[0], transposed + sizes[1]]);
+    }
+    if tiles.is_empty() {
+        return vec![None; ranges.len()];
+    }
+    let num_tiles = tiles.len() / TILE_WORDS as usize;
+    let [straight, transposed] = places[ranges.len()];
+    let empty = |wanted: bool, places: usize| {
+        wanted.then(|| tensor::empty(&x, [places * PLACE], DType::U8))
+    };
+    let out = Cast {
+        straight: empty(options.straight, straight),
+        transposed: empty(options.transposed, transposed),
+        scale_inv: tensor::empty(&x, [ranges.len() * SCALES], DType::F32),
+    };
+    let tiles = words(&x, tiles.into_iter().map(|word| word as u32).collect());
+    launch(
+        x,
+        tensor::contiguous(amaxes),
+        &out,
+        (Some(tiles), num_tiles),
+        options,
+    );
+    let part = |whole: &CubeTensor, start: usize, shape: &[usize]| {
+        let found = tensor::uninitialized_slice(whole, start, shape.to_vec());
+        found.expect("memory can be sliced at multiples of 512 bytes")
+    };
+    let of = |(index, rows): (usize, &Range<usize>)| {
+        let [straight, transposed] = places[index].map(|place| place * PLACE);
+        (!rows.is_empty()).then(|| Cast {
+            straight: (out.straight.as_ref())
+                .map(|whole| part(whole, straight, &[rows.len(), cols])),
+            transposed: (out.transposed.as_ref())
+                .map(|whole| part(whole, transposed, &[cols, padded(rows)])),
+            scale_inv: part(&out.scale_inv, index * SCALES, &[1]),
+        })
+    };
+    ranges.iter().enumerate().map(of).collect()
+}
+
+/// Launches the kernel for a number of rows of tiles, which are described if they are those of
+/// ranges.
+fn launch(
+    x: CubeTensor,
+    amax: CubeTensor,
+    out: &Cast,
+    (tiles, num_tiles): (Option<CubeTensor>, usize),
+    options: CastOptions,
+) {
     let CastOptions {
         kind,
         largest,
@@ -56,14 +147,6 @@ pub fn cast(x: CubeTensor, amax: CubeTensor, options: CastOptions) -> Cast {
         transposed,
     } = options;
     let [rows, cols] = [x.meta.shape()[0], x.meta.shape()[1]];
-    let padded = rows.next_multiple_of(16);
-    let scale_inv = tensor::empty(&x, [1], DType::F32);
-    let empty = |wanted: bool, shape| wanted.then(|| tensor::empty(&x, shape, DType::U8));
-    let out = Cast {
-        straight: empty(straight, [rows, cols]),
-        transposed: empty(transposed, [cols, padded]),
-        scale_inv,
-    };
     let x = RowView::of(x);
     let lanes = lanes(x.tensor.dtype, &[cols, x.stride]);
     let (loads, element, size) = loads(x.tensor.dtype, lanes);
@@ -72,6 +155,7 @@ pub fn cast(x: CubeTensor, amax: CubeTensor, options: CastOptions) -> Cast {
         power_of_two,
         straight,
         transposed,
+        ranged: tiles.is_some(),
         loads,
     };
     let (word, words) = if cols.is_multiple_of(8) {
@@ -79,8 +163,7 @@ pub fn cast(x: CubeTensor, amax: CubeTensor, options: CastOptions) -> Cast {
     } else {
         (DType::U8, 1)
     };
-    // An empty matrix has a scale too: one cube computes it.
-    let cubes = |size: usize| size.div_ceil(TILE as usize).max(1) as u32;
+    let across = cols.div_ceil(TILE as usize).max(1);
     let or_any = |tensor: Option<&CubeTensor>| {
         let used = tensor.filter(|tensor| tensor.meta.num_elements() > 0);
         used.unwrap_or(&out.scale_inv).clone()
@@ -90,13 +173,16 @@ pub fn cast(x: CubeTensor, amax: CubeTensor, options: CastOptions) -> Cast {
     let transposed = or_any(out.transposed.as_ref());
     cast_kernel::launch(
         &out.scale_inv.client,
-        CubeCount::Static(cubes(cols), cubes(rows), 1),
+        CubeCount::Static(across as u32, num_tiles as u32, 1),
         CubeDim::new_2d(32, CAST_UNITS / 32),
         address_type(&[&from, &straight, &transposed]),
         size,
         words,
         from.into_buffer_arg(),
         amax.into_buffer_arg(),
+        tiles
+            .unwrap_or_else(|| out.scale_inv.clone())
+            .into_buffer_arg(),
         straight.into_buffer_arg(),
         transposed.into_buffer_arg(),
         out.scale_inv.clone().into_buffer_arg(),
@@ -104,11 +190,10 @@ pub fn cast(x: CubeTensor, amax: CubeTensor, options: CastOptions) -> Cast {
             rows as u32,
             cols as u32,
             (x.stride / lanes) as u32,
-            padded as u32,
+            rows.next_multiple_of(16) as u32,
         ),
         largest,
         variant,
         [element, x.tensor.dtype, word].map(dtype_to_storage_type),
     );
-    out
 }

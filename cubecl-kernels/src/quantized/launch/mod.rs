@@ -7,6 +7,8 @@ mod loads;
 mod numbers;
 mod nvfp4;
 
+use std::ops::Range;
+
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -18,15 +20,20 @@ use megaburn_cuda::tensor;
 
 use crate::quantized::format::SmallFloat;
 use crate::quantized::kernels::BlockScale;
-use crate::quantized::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
+use crate::quantized::operands::{
+    ProductOf, Quantization, Quantized, QuantizedOps, RANGE_ALGORITHM, quantize_each,
+};
 use crate::quantized::recipe::{Scaling, SummedDim};
 pub use amax::amax;
+use amax::amaxes;
+pub(crate) use amax::{from_bits, no_amax};
+use cast::cast_ranges;
 pub use cast::{Cast, CastOptions, cast};
 use numbers::{BlockOptions, block_numbers, numbers};
 use nvfp4::{Nvfp4Options, nvfp4_numbers};
 
 use crate::gemm_ops::cube::done;
-use crate::gemm_ops::{GemmOps, ProductOptions, swapped};
+use crate::gemm_ops::{GemmAlgorithm, GemmOps, ProductOptions, swapped};
 use crate::gradient_accumulation_fusion::GradAccumFusion;
 
 /// A quantised matrix on a GPU, with the dimension that a product sums over last.
@@ -46,6 +53,73 @@ impl QuantizedOps for Cube {
 
     fn largest_magnitude(x: FloatTensor<Self>) -> FloatTensor<Self> {
         tensor::into_backend(amax(tensor::from_backend(x)))
+    }
+
+    fn largest_magnitudes(x: FloatTensor<Self>, rows: &[Range<usize>]) -> FloatTensor<Self> {
+        tensor::into_backend(amaxes(tensor::from_backend(x), rows))
+    }
+
+    fn quantize_ranges(
+        x: FloatTensor<Self>,
+        rows: &[Range<usize>],
+        amaxes: Option<FloatTensor<Self>>,
+        how: Quantization,
+    ) -> Vec<Option<Quantized<CubeOperand>>> {
+        let format = how.recipe.format(how.role);
+        match (amaxes, kind(format)) {
+            (Some(amaxes), Some(kind)) => {
+                let options = CastOptions::of(&how, kind);
+                let [x, amaxes] = [x, amaxes].map(tensor::from_backend);
+                let casts = cast_ranges(x, rows, amaxes, options).into_iter();
+                casts.map(|cast| Some(operands(cast?, kind))).collect()
+            }
+            (amaxes, _) => quantize_each::<Self>(x, rows, amaxes, how),
+        }
+    }
+
+    fn products_of_ranges(
+        like: &FloatTensor<Self>,
+        (rows, columns): (&[Range<usize>], usize),
+        operands: impl Iterator<Item = (Option<CubeOperand>, CubeOperand)>,
+        dtype: FloatDType,
+        of: ProductOf,
+    ) -> FloatTensor<Self> {
+        let like = tensor::from_backend(like.clone());
+        let num_rows = rows.iter().map(Range::len).sum::<usize>();
+        if num_rows * columns == 0 {
+            operands.for_each(drop);
+            return tensor::into_backend(tensor::empty(&like, [num_rows, columns], dtype.into()));
+        }
+        let whole = tensor::empty(&like, [num_rows * columns], dtype.into());
+        let mut parts = Vec::new();
+        let mut are_in_place = true;
+        for ((a, b), rows) in operands.zip(rows) {
+            let Some(a) = a else { continue };
+            let shape = [rows.len(), columns];
+            let room = tensor::slice_of(&whole, rows.start * columns, shape);
+            parts.push(match (Operands::new(a, b), room) {
+                (Operands::Fp8(a, b), Some(room)) => {
+                    let options = Fp8IntoOptions {
+                        add: false,
+                        tune: false,
+                        fast_accum: of == ProductOf::Result,
+                        sums_tokens: false,
+                    };
+                    done(gemm::fp8_product_into(*a, *b, &room, options));
+                    Self::wrap::<2>(tensor::into_backend(room))
+                }
+                (both, _) => {
+                    are_in_place = false;
+                    Self::wrap(both.multiplied(dtype, of, RANGE_ALGORITHM))
+                }
+            });
+        }
+        let joined = if are_in_place {
+            Self::wrap::<1>(tensor::into_backend(whole)).reshape([num_rows, columns])
+        } else {
+            Tensor::cat(parts, 0)
+        };
+        Self::unwrap(joined)
     }
 
     fn quantize_matrix(
@@ -68,29 +142,8 @@ impl QuantizedOps for Cube {
             });
         };
         if let Some(amax) = amax {
-            let cast = cast(
-                tensor::from_backend(x),
-                tensor::from_backend(amax),
-                CastOptions {
-                    kind,
-                    largest: format.largest(),
-                    power_of_two: recipe.power_of_two_scales,
-                    straight: how.cols,
-                    transposed: how.rows,
-                },
-            );
-            let scale_inv = cast.scale_inv;
-            let matrix = |values| {
-                CubeOperand::Fp8(Box::new(Fp8Matrix {
-                    values,
-                    scale_inv: scale_inv.clone(),
-                    kind,
-                }))
-            };
-            return Quantized {
-                rows: cast.transposed.map(matrix),
-                cols: cast.straight.map(matrix),
-            };
+            let [x, amax] = [x, amax].map(tensor::from_backend);
+            return operands(cast(x, amax, CastOptions::of(&how, kind)), kind);
         }
         numbers_along(&how, |summed| {
             let options = BlockOptions {
@@ -119,24 +172,9 @@ impl QuantizedOps for Cube {
         b: CubeOperand,
         dtype: FloatDType,
         of: ProductOf,
+        algorithm: GemmAlgorithm,
     ) -> FloatTensor<Self> {
-        match Operands::new(a, b) {
-            Operands::Fp8(a, b) => {
-                let options = Fp8ProductOptions {
-                    dtype: dtype.into(),
-                    tune: true,
-                    fast_accum: of == ProductOf::Result,
-                    sums_tokens: of == ProductOf::WeightGradient,
-                };
-                tensor::into_backend(done(gemm::fp8_product(*a, *b, options)))
-            }
-            Operands::Numbers(both) => {
-                let [a, b] = *both;
-                // cuBLASLt does not round products of f32 matrices.
-                let wide = ProductOptions::new(FloatDType::F32);
-                backend_ops::cast::<Self>(Self::product(a, swapped::<Self>(b), wide), dtype)
-            }
-        }
+        Operands::new(a, b).multiplied(dtype, of, algorithm)
     }
 
     fn add_quantized_product(
@@ -144,14 +182,16 @@ impl QuantizedOps for Cube {
         b: CubeOperand,
         sum: Option<Tensor<2>>,
         room: Option<Tensor<2>>,
+        algorithm: GemmAlgorithm,
     ) -> Tensor<2> {
+        let tune = algorithm == GemmAlgorithm::Tuned;
         match Operands::new(a, b) {
             Operands::Fp8(a, b) => {
                 let add = sum.is_some();
                 let Some(into) = sum.or(room) else {
                     let options = Fp8ProductOptions {
                         dtype: DType::F32,
-                        tune: true,
+                        tune,
                         fast_accum: false,
                         sums_tokens: true,
                     };
@@ -161,8 +201,9 @@ impl QuantizedOps for Cube {
                 let into = tensor::from_backend(Self::unwrap(into));
                 let options = Fp8IntoOptions {
                     add,
-                    tune: true,
+                    tune,
                     fast_accum: false,
+                    sums_tokens: true,
                 };
                 done(gemm::fp8_product_into(*a, *b, &into, options));
                 Self::wrap(tensor::into_backend(into))
@@ -174,7 +215,7 @@ impl QuantizedOps for Cube {
                     swapped::<Self>(b),
                     sum,
                     room,
-                    Default::default(),
+                    algorithm,
                 )
             }
         }
@@ -200,6 +241,61 @@ impl Operands {
                 let [a, b] = [a, b].map(|x| slice_rows::<Cube>(x, 1, 0..k));
                 Self::Numbers(Box::new([a, b]))
             }
+        }
+    }
+
+    /// `a bᵀ`.
+    fn multiplied(
+        self,
+        dtype: FloatDType,
+        of: ProductOf,
+        algorithm: GemmAlgorithm,
+    ) -> FloatTensor<Cube> {
+        match self {
+            Self::Fp8(a, b) => {
+                let options = Fp8ProductOptions {
+                    dtype: dtype.into(),
+                    tune: algorithm == GemmAlgorithm::Tuned,
+                    fast_accum: of == ProductOf::Result,
+                    sums_tokens: of == ProductOf::WeightGradient,
+                };
+                tensor::into_backend(done(gemm::fp8_product(*a, *b, options)))
+            }
+            Self::Numbers(both) => {
+                let [a, b] = *both;
+                // cuBLASLt does not round products of f32 matrices.
+                let wide = ProductOptions::new(FloatDType::F32).with_algorithm(algorithm);
+                backend_ops::cast::<Cube>(Cube::product(a, swapped::<Cube>(b), wide), dtype)
+            }
+        }
+    }
+}
+
+/// The operands of a matrix that was cast.
+fn operands(cast: Cast, kind: Fp8Kind) -> Quantized<CubeOperand> {
+    let scale_inv = cast.scale_inv;
+    let matrix = |values| {
+        CubeOperand::Fp8(Box::new(Fp8Matrix {
+            values,
+            scale_inv: scale_inv.clone(),
+            kind,
+        }))
+    };
+    Quantized {
+        rows: cast.transposed.map(matrix),
+        cols: cast.straight.map(matrix),
+    }
+}
+
+impl CastOptions {
+    /// The cast of a matrix with one scale.
+    fn of(how: &Quantization, kind: Fp8Kind) -> Self {
+        Self {
+            kind,
+            largest: how.recipe.format(how.role).largest(),
+            power_of_two: how.recipe.power_of_two_scales,
+            straight: how.cols,
+            transposed: how.rows,
         }
     }
 }

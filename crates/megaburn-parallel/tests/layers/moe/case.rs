@@ -8,10 +8,11 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use megaburn_collective::{Group, ProcessGroups};
+use megaburn_kernels::WeightSpan;
 use megaburn_mesh::{Axis, Coords, Layout, ShardSpec, Zigzag};
 use megaburn_parallel::{
     Activation, BatchContext, Capacity, Dispatcher, ExpertGroups, LoadBalance, LoadCounts, Moe,
-    MoeConfig, MoeOptions, read_params, shard_plan,
+    MoeConfig, MoeOptions, PrecisionScope, read_params, shard_plan,
 };
 
 use crate::support::{assert_close, autodiff, floats, join, leaf, normal, on_ranks, param_grads};
@@ -37,6 +38,8 @@ pub(crate) struct Case {
     /// some experts.
     pub(crate) common: f32,
     pub(crate) recompute: bool,
+    /// Whether the layer is one of a model, whose ranks share scales.
+    pub(crate) in_scope: bool,
 }
 
 pub(crate) fn groups(world: &Group, layout: &str) -> (ProcessGroups, ExpertGroups) {
@@ -85,6 +88,7 @@ impl Case {
             dispatcher,
             common: 0.0,
             recompute: false,
+            in_scope: true,
         }
     }
 
@@ -103,11 +107,19 @@ impl Case {
             dispatcher,
             ..MoeOptions::default()
         };
+        let scope = PrecisionScope {
+            tokens: groups.tp_cp.clone(),
+            weights: WeightSpan::default(),
+        };
         let moe = config
             .with_recompute(self.recompute)
             .init(groups, options, &autodiff())
             .unwrap();
-        with_biases(moe)
+        let moe = with_biases(moe);
+        match self.in_scope {
+            true => moe.in_scope(&scope),
+            false => moe,
+        }
     }
 
     pub(crate) fn input(&self, seed: u64) -> TensorData {

@@ -4,6 +4,7 @@
 mod balance;
 mod capacity;
 mod case;
+mod precision;
 mod weight_gradients;
 
 use std::collections::BTreeMap;

@@ -1,5 +1,7 @@
 //! [`quantized_linear`] against its definition.
 
+mod grouped;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -158,6 +160,45 @@ fn a_reduction_changes_the_scale() {
     assert_close(found.clone(), expected, 1e-6);
     let alone = values(linear(x, AmaxSource::default()));
     assert_ne!(alone, values(found));
+}
+
+/// A magnitude that another operation has found is taken once, and reduced like the layer's own.
+#[test]
+fn a_magnitude_that_was_found_is_used() {
+    type Backend = burn::backend::Flex;
+    let recipe = recipe(Scaling::Tensor, SmallFloat::E5m2);
+    let [x, w] = [leaf(normal([5, 16])), constant([16, 8])];
+    let run = |[input, gradient]: [Option<f64>; 2], factor: f64| {
+        let put = |amax: Option<f64>| {
+            let found = FoundAmax::default();
+            let amax = amax.map(|amax| Tensor::<1>::from_floats([amax], &x.device().inner()));
+            let unwrap = <Backend as megaburn_autograd::IntoPrimitive>::unwrap::<1>;
+            amax.into_iter()
+                .for_each(|amax| found.put::<Backend>(unwrap(amax)));
+            Some(found)
+        };
+        let options = LinearOptions {
+            found: FoundAmaxes {
+                input: put(input),
+                gradient: put(gradient),
+            },
+            ..Default::default()
+        };
+        let reduction = AmaxReduction::new(move |own| own * factor);
+        let quantization = LinearQuantization {
+            input: AmaxSource::Current(Some(reduction)),
+            ..LinearQuantization::new(recipe)
+        };
+        let y = quantized_linear(x.clone(), w.clone(), None, options, quantization);
+        let grads = y.clone().sum().backward();
+        (values(y), values(x.grad(&grads).unwrap()))
+    };
+    let largest = values(x.clone().inner().abs().max())[0];
+    let own = run([None; 2], 1.0);
+    assert_eq!(run([Some(largest), Some(1.0)], 1.0), own);
+    assert_eq!(run([Some(largest / 2.0), None], 2.0), own);
+    assert_ne!(run([Some(largest / 2.0), None], 1.0).0, own.0);
+    assert_ne!(run([None, Some(0.3)], 1.0).1, own.1);
 }
 
 /// How often a weight was quantised is the number of times that its reduction was called.

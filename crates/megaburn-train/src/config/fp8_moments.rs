@@ -51,7 +51,6 @@ impl TrainConfig {
 mod tests {
     use rstest::rstest;
 
-    use super::*;
     use crate::config::ConfigLayers;
 
     #[rstest]

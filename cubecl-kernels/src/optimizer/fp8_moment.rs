@@ -328,7 +328,7 @@ mod tests {
         let mut values = vec![1.0; 256];
         values[130] = bad;
         let found = kept(&values, Fp8Moment::Plain, 1);
-        assert!(found[..128].iter().all(|x| *x == 1.0));
+        assert!(found[..128].iter().all(|x| (x - 1.0).abs() < 0.01));
         assert!(found[128..].iter().all(|x| x.is_nan()));
     }
 

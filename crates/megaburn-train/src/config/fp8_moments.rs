@@ -70,11 +70,8 @@ mod tests {
             "[model]\nheads = 4\nkv_heads = 2\n[optimizer]\nname = '{name}'\n{key} = 'fp8'"
         );
         let layers = ConfigLayers::new().with_text("o.toml", &text).unwrap();
-        let config = layers.with_layout(layout).unwrap().load().unwrap();
-        let layout = config.layout(None).unwrap();
-        let model = config.fresh_model(megaburn_data::ByteTokenizer::VOCAB_SIZE);
-        match config.check_fp8_moments(&layout, &model) {
-            Ok(()) => assert!(!is_refused),
+        match layers.with_layout(layout).unwrap().load() {
+            Ok(_) => assert!(!is_refused),
             Err(error) => {
                 let start =
                     format!("`optimizer.{key}` is fp8: it must be f32 or bf16: 4 tensor-parallel");

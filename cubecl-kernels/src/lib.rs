@@ -91,8 +91,10 @@ pub use norms::layer_norm::{layer_norm, layer_norm_add, layer_norm_recompute, la
 pub use norms::rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use norms::{NormGrads, NormOptions};
 pub use optimizer::{
-    AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, adamw_all, adamw_scaled,
-    bf16_out_slice, lion, lion_scaled, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
+    AdamwState, AdamwStep, FP8_MOMENT_BLOCK, Fp8Moment, LionState, LionStep, SgdState, SgdStep,
+    adamw, adamw_all, adamw_scaled, bf16_out_slice, joined_master, lion, lion_scaled,
+    master_remainder, packed_moment, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
+    unpacked_moment,
 };
 pub use quantized::{
     AmaxReduction, AmaxSource, DelayedAmax, FoundAmax, FoundAmaxes, KeptWeight, LinearQuantization,

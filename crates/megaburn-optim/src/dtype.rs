@@ -33,12 +33,16 @@ pub enum Dtype {
 fn add_aliases(schema: &mut Schema) {
     let names = schema.get_mut("oneOf").and_then(Value::as_array_mut);
     let aliases = [("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16")];
-    names
-        .expect("a choice with descriptions")
-        .extend(aliases.map(|(alias, name)| {
-            let description = format!("Another name of `{name}`.");
-            json!({ "type": "string", "const": alias, "description": description })
-        }));
+    let names = names.expect("a choice with descriptions");
+    names.extend(name_aliases(aliases));
+}
+
+/// The choices of a schema that are other names of others.
+pub(crate) fn name_aliases<const N: usize>(aliases: [(&str, &str); N]) -> [Value; N] {
+    aliases.map(|(alias, name)| {
+        let description = format!("Another name of `{name}`.");
+        json!({ "type": "string", "const": alias, "description": description })
+    })
 }
 
 impl From<Dtype> for FloatDType {

@@ -9,6 +9,7 @@ use burn::{
 use crate::{
     error::OptimError,
     leaf::flat,
+    masters::is_remainder,
     offload::{HostSlot, Key},
     optimizer::Optimizer,
     visit::{FloatVisitor, visit_floats},
@@ -62,7 +63,10 @@ impl FloatVisitor for NonFiniteFinder<'_> {
         let Optimizer {
             state, sharding, ..
         } = self.optimizer;
-        let master = state.get(&Key::master(&path)).map(HostSlot::tensor);
+        let master = state.get(&Key::master(&path));
+        // A parameter is its master rounded, so it is checked in place of a remainder.
+        let master = master.filter(|master| !is_remainder(master));
+        let master = master.map(HostSlot::tensor);
         let values = match master.or_else(|| sharding.part(&path)) {
             Some(values) => values,
             // A sharded parameter may have no values on this rank.

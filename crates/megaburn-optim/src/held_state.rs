@@ -6,10 +6,12 @@ use burn::{
     Tensor,
     tensor::{Bytes, DType, FloatDType, TensorData},
 };
+use megaburn_kernels::{Fp8Moment, joined_master, unpacked_moment};
 use megaburn_mesh::ParamSpec;
 
 use crate::{
     error::OptimError,
+    masters::is_remainder,
     moment::Moment,
     offload::{D2hCopy, HostSlot, OffloadedTensor, What},
     optimizer::Optimizer,
@@ -19,6 +21,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct StateTensor {
     slot: HostSlot,
+    form: Form,
     /// The range of the flattened local parameter that it belongs to.
     pub range: Range<usize>,
     /// The ranks that hold the same range: this rank's position among them, and their number.
@@ -26,10 +29,24 @@ pub struct StateTensor {
     pub copies: (usize, usize),
 }
 
+/// What the elements of a stored tensor are.
+#[derive(Clone, Debug)]
+enum Form {
+    /// The values.
+    Values,
+    /// What this part of a parameter lacks of its master.
+    Remainder(Tensor<1>),
+    /// A moment in 8 bits.
+    Fp8(Fp8Moment),
+}
+
 impl StateTensor {
-    /// Element type.
+    /// Element type of the values.
     pub fn dtype(&self) -> DType {
-        self.slot.dtype()
+        match self.form {
+            Form::Values => self.slot.dtype(),
+            Form::Remainder(_) | Form::Fp8(_) => DType::F32,
+        }
     }
 
     /// Reads a part of the values: the elements `range` of the flattened local parameter.
@@ -59,11 +76,14 @@ impl StateTensor {
         range: Range<usize>,
     ) -> Result<(HostPart, Option<D2hCopy>), OptimError> {
         assert!(!range.is_empty(), "there is nothing to copy");
+        let is_made = !matches!(self.form, Form::Values);
         let Part { slot, start, len } = self.part(range);
         match slot {
             HostSlot::Here(tensor) => {
                 let (host, copy) = HostPart::copy_of(tensor.narrow(0, start, len))?;
-                Ok((host, Some(copy)))
+                // Values that were made for the copy need not stay on the device: what is enqueued
+                // next waits for the copy there.
+                Ok((host, (!is_made).then_some(copy)))
             }
             HostSlot::OffloadedTensor(host) => Ok((HostPart { host, start, len }, None)),
         }
@@ -75,10 +95,17 @@ impl StateTensor {
             held.start <= range.start && range.end <= held.end,
             "{range:?} is not in {held:?}"
         );
+        let slot = match self.form {
+            Form::Values => self.slot,
+            Form::Remainder(param) => HostSlot::Here(joined_master(param, self.slot.tensor())),
+            Form::Fp8(code) => {
+                HostSlot::Here(unpacked_moment(self.slot.tensor(), held.len(), code))
+            }
+        };
         Part {
             start: range.start - held.start,
             len: range.len(),
-            slot: self.slot,
+            slot,
         }
     }
 }
@@ -203,7 +230,7 @@ impl Optimizer {
             self.sharding.is_param_sharded(path).then_some(dtype)
         };
         let moments = self.rule.moments(path, spec).into_iter();
-        let moments = moments.map(|(moment, dtype)| shape(Some(moment), dtype.into()));
+        let moments = moments.map(|(moment, dtype)| shape(Some(moment), dtype.computed().into()));
         master
             .map(|dtype| shape(None, dtype))
             .into_iter()
@@ -212,25 +239,39 @@ impl Optimizer {
     }
 
     /// The masters and moments that this rank holds; nothing is copied. `num_elements` returns the
-    /// number of elements of a local parameter.
-    pub fn held_state(&self, num_elements: impl Fn(&str) -> usize) -> HeldState {
+    /// number of elements of a local parameter. `param` returns a flattened local parameter, where
+    /// it is not sharded and its master is stored as a
+    /// [remainder](Optimizer::with_param_remainders).
+    pub fn held_state(
+        &self,
+        num_elements: impl Fn(&str) -> usize,
+        mut param: impl FnMut(&str) -> Tensor<1>,
+    ) -> HeldState {
         let mut held = HeldState::default();
-        let tensor = |path: &str, slot: HostSlot| {
+        let tensor = |path: &str, slot: HostSlot, form| {
             let copies = self.sharding.replicas_of(path).copies();
             StateTensor {
                 slot,
+                form,
                 range: self.sharding.kept(path, num_elements(path)),
                 copies: (copies.rank(), copies.size()),
             }
         };
         for (key, slot) in self.state.iter() {
-            let state = tensor(&key.path, slot.clone());
+            let path = key.path.as_str();
             match key.what {
                 What::Master => {
-                    held.masters.insert(key.path.clone(), state);
+                    let form = match is_remainder(slot) {
+                        true => Form::Remainder(self.kept_param(path, || param(path))),
+                        false => Form::Values,
+                    };
+                    let state = tensor(path, slot.clone(), form);
+                    held.masters.insert(path.to_string(), state);
                 }
                 What::Moment(moment) => {
-                    held.moments.insert((moment, key.path.clone()), state);
+                    let code = self.rule.moment_dtype(moment).code(moment);
+                    let state = tensor(path, slot.clone(), code.map_or(Form::Values, Form::Fp8));
+                    held.moments.insert((moment, path.to_string()), state);
                 }
             }
         }
@@ -239,11 +280,24 @@ impl Optimizer {
             if !held.masters.contains_key(path)
                 && let Some(part) = self.sharding.part(path)
             {
-                let part = tensor(path, HostSlot::Here(part));
+                let part = tensor(path, HostSlot::Here(part), Form::Values);
                 held.masters.insert(path.clone(), part);
             }
         }
         held
+    }
+
+    /// The part that this rank keeps of a parameter; `param` returns the flattened local parameter,
+    /// where it is not sharded.
+    fn kept_param(&self, path: &str, param: impl FnOnce() -> Tensor<1>) -> Tensor<1> {
+        self.sharding.part(path).unwrap_or_else(|| {
+            let param = param();
+            let kept = self.sharding.kept(path, param.dims()[0]);
+            match kept.is_empty() {
+                true => Tensor::empty([0], (&param.device(), param.dtype())),
+                false => param.narrow(0, kept.start, kept.len()),
+            }
+        })
     }
 }
 

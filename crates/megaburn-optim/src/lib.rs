@@ -42,6 +42,7 @@ mod leaf;
 mod loss_scaler;
 mod masters;
 mod moment;
+mod moment_bits;
 mod norm;
 mod norm_partials;
 mod offload;
@@ -78,3 +79,4 @@ pub use rule::{
 };
 pub use schedule::{Decay, LrSchedule, WeightDecaySchedule, WeightDecayStyle, WsdStyle};
 pub use sharding::{Sharding, ShardingConfig, ShardingLevel};
+pub use state_dtype::StateDtype;

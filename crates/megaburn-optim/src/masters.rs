@@ -6,8 +6,11 @@ use burn::{
     tensor::{DType, FloatDType, TensorData},
 };
 
+use megaburn_kernels::{joined_master, master_remainder};
+
 use crate::{
     leaf::{Leaf, wide},
+    moment::Moment,
     offload::{HostSlot, Key},
     optimizer::Optimizer,
     visit::Path,
@@ -106,20 +109,80 @@ impl Optimizer {
         error.map_or(Ok(module), Err)
     }
 
+    /// Stores the f32 masters of bf16 parameters as the 16 bits that the parameters lack of them:
+    /// two bytes per element instead of four, and the same numbers
+    /// ([`master_remainder`](megaburn_kernels::master_remainder) names the one exception). Parameters
+    /// of another type, or without masters, are not affected. Call it before the first step and
+    /// before [`Optimizer::cast_params`].
+    ///
+    /// Source: Megatron-LM `OptimizerConfig.store_param_remainders`.
+    #[must_use]
+    pub fn with_param_remainders(mut self, has_remainders: bool) -> Self {
+        self.has_remainders = has_remainders;
+        self
+    }
+
     /// The part of the f32 master of the parameter at `path` that this rank keeps, or `None` if the
-    /// parameter has no master or is frozen.
+    /// parameter has no master or is frozen. `param` returns the same part of the parameter; it is
+    /// called only if the master is stored as a remainder.
     ///
     /// # Shapes
     /// `[local elements]`: the local parameter, row-major, padding included; fewer elements where
     /// the optimizer's state is sharded.
-    pub fn master(&self, path: &str) -> Option<Tensor<1>> {
-        self.state.get(&Key::master(path)).map(HostSlot::tensor)
+    pub fn master(&self, path: &str, param: impl FnOnce() -> Tensor<1>) -> Option<Tensor<1>> {
+        let slot = self.state.get(&Key::master(path))?;
+        Some(match is_remainder(slot) {
+            true => joined_master(param(), slot.tensor()),
+            false => slot.tensor(),
+        })
+    }
+
+    /// Takes the part of a master that this rank keeps; `param` is the same part of the parameter.
+    pub(crate) fn take_master(&mut self, path: &str, param: &Tensor<1>) -> Option<Tensor<1>> {
+        let slot = self.state.get(&Key::master(path))?;
+        match is_remainder(slot) {
+            true => Some(self.take_joined_master(path, param.clone())),
+            false => self.state.take(&Key::master(path)),
+        }
+    }
+
+    /// The master of a parameter and its stored remainder, or of a parameter that has none yet.
+    pub(crate) fn take_joined_master(&mut self, path: &str, param: Tensor<1>) -> Tensor<1> {
+        match self.state.take(&Key::master(path)) {
+            Some(remainder) => joined_master(param, remainder),
+            None => param.cast(DType::F32),
+        }
+    }
+
+    /// Stores the master of a parameter of type `dtype`.
+    pub(crate) fn put_master(&mut self, path: &str, master: Tensor<1>, dtype: DType) {
+        let kept = match self.keeps_remainder(dtype) {
+            true => master_remainder(master.clone(), master.cast(dtype)),
+            false => master,
+        };
+        self.state.put(Key::master(path), kept);
+    }
+
+    /// Whether the masters of parameters of type `dtype` are stored as remainders.
+    pub(crate) fn keeps_remainder(&self, dtype: DType) -> bool {
+        self.has_remainders && dtype == DType::BF16 && self.has_master(dtype)
+    }
+
+    /// Whether any state is stored as bits from which an update makes f32 tensors.
+    pub(crate) fn keeps_bits(&self) -> bool {
+        let has_code = |moment| self.rule.moment_dtype(moment).code(moment).is_some();
+        self.has_remainders || Moment::ALL.into_iter().any(has_code)
     }
 
     /// Whether a parameter of type `dtype` is the rounding of an f32 master.
     pub(crate) fn has_master(&self, dtype: DType) -> bool {
         matches!(dtype, DType::BF16 | DType::F16) && dtype != self.rule.main_params().into()
     }
+}
+
+/// Whether a stored master is a remainder; other masters are f32.
+pub(crate) fn is_remainder(master: &HostSlot) -> bool {
+    master.dtype() != DType::F32
 }
 
 /// The new value of a parameter.
@@ -158,9 +221,7 @@ impl<F, E> Cast<'_, F, E> {
         let value = wide(tensor);
         optimizer.state.remove(&Key::master(&path));
         if leaf.requires_grad && optimizer.has_master(*dtype) {
-            optimizer
-                .state
-                .put(Key::master(&path), sharding.cut(&path, value.clone()));
+            optimizer.put_master(&path, sharding.cut(&path, value.clone()), *dtype);
         }
         if is_sharded {
             let device = value.device();
@@ -209,7 +270,7 @@ impl<F, E> Cast<'_, F, E> {
             };
             optimizer.state.remove(&Key::master(&path));
             if leaf.requires_grad && optimizer.has_master(dtype) {
-                optimizer.state.put(Key::master(&path), value.clone());
+                optimizer.put_master(&path, value.clone(), dtype);
             }
             optimizer.sharding.give(&path, value.cast(dtype));
             leaf.without_values(&device)

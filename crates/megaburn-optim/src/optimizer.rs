@@ -1,12 +1,14 @@
 use std::collections::BTreeSet;
 
 use burn::{Tensor, tensor::DType};
+use megaburn_kernels::master_remainder;
 
 use crate::{
     accumulator::GradientAccumulator,
+    moment_bits::MomentPlace,
     offload::{Key, Store},
     param_grad::ParamGrad,
-    rule::{Moments, ParamState, Rates, Rule, UpdateInputs, zeros},
+    rule::{Moments, ParamState, Rates, Rule, UpdateInputs},
     sharding::Sharding,
 };
 
@@ -22,6 +24,8 @@ pub struct Optimizer {
     pub(crate) state: Store,
     /// Parameters that stay in f32.
     pub(crate) f32_params: BTreeSet<String>,
+    /// Whether masters of bf16 parameters are stored as what the parameters lack of them.
+    pub(crate) has_remainders: bool,
 }
 
 /// What an update reads: the part that this rank keeps of a parameter or its master.
@@ -33,6 +37,9 @@ pub(crate) enum Start {
         first: Option<Tensor<1>>,
         dtype: DType,
     },
+    /// The master of which this parameter and the stored remainder are the parts, or the parameter
+    /// itself if there is no remainder yet.
+    Joined(Tensor<1>),
 }
 
 /// An update of a parameter.
@@ -50,13 +57,14 @@ pub(crate) struct Update {
 impl Optimizer {
     /// An optimizer before its first step.
     pub(crate) fn new(rule: Rule, sharding: &Sharding) -> Self {
-        let (state, f32_params) = Default::default();
+        let (state, f32_params, has_remainders) = Default::default();
         Self {
             rule,
             sharding: sharding.clone(),
             time: 0,
             state,
             f32_params,
+            has_remainders,
         }
     }
 
@@ -94,6 +102,9 @@ impl Optimizer {
         if !self.has_master(dtype) {
             return Start::Param(param());
         }
+        if self.keeps_remainder(dtype) {
+            return Start::Joined(param());
+        }
         let is_kept = self.state.get(&Key::master(path)).is_some();
         let first = (!is_kept).then(|| param().cast(DType::F32));
         Start::Master { first, dtype }
@@ -115,7 +126,7 @@ impl Optimizer {
         paths
             .iter()
             .zip(new)
-            .map(|(path, new)| self.end(path, new))
+            .map(|(path, new)| self.end(path, &grads.entries[path], new))
             .collect()
     }
 
@@ -158,6 +169,13 @@ impl Optimizer {
                 let room = room.unwrap_or_else(empty);
                 (param, Some(room))
             }
+            Start::Joined(param) => {
+                let dtype = param.dtype();
+                let master = self.take_joined_master(path, param);
+                let empty = || Tensor::empty(master.dims(), (&master.device(), dtype));
+                let room = room.unwrap_or_else(empty);
+                (master, Some(room))
+            }
         };
         (
             ParamState {
@@ -169,15 +187,19 @@ impl Optimizer {
         )
     }
 
-    fn end(&mut self, path: &str, new: ParamState) -> Tensor<1> {
+    fn end(&mut self, path: &str, entry: &ParamGrad, new: ParamState) -> Tensor<1> {
         let ParamState {
             param,
             rounded,
             moments,
         } = new;
-        self.put_moments(path, moments);
+        self.put_moments(path, entry, moments);
         let Some(rounded) = rounded else { return param };
-        self.state.put(Key::master(path), param);
+        let kept = match self.keeps_remainder(rounded.dtype()) {
+            true => master_remainder(param, rounded.clone()),
+            false => param,
+        };
+        self.state.put(Key::master(path), kept);
         rounded
     }
 
@@ -187,27 +209,43 @@ impl Optimizer {
         let moments = self.rule.moments(path, &entry.spec);
         let moments = moments
             .into_iter()
-            .map(|(moment, dtype)| (moment, zeros(&nothing, dtype)));
-        self.put_moments(path, moments.collect());
-        if self.has_master(nothing.dtype()) {
-            self.state.put(Key::master(path), nothing.cast(DType::F32));
+            .map(|(moment, _)| (moment, nothing.clone().cast(DType::F32)));
+        self.put_moments(path, entry, moments.collect());
+        let dtype = nothing.dtype();
+        if self.has_master(dtype) {
+            self.put_master(path, nothing.cast(DType::F32), dtype);
         }
     }
 
     /// Takes the moments of the kept part; zeros before the first step.
     fn take_moments(&mut self, path: &str, entry: &ParamGrad) -> Moments {
-        let zeros = |dtype| Tensor::zeros([entry.kept.len()], (&entry.device, DType::from(dtype)));
         let moments = self.rule.moments(path, &entry.spec).into_iter();
         let taken = moments.map(|(moment, dtype)| {
-            let found = self.state.take(&Key::moment(path, moment));
-            (moment, found.unwrap_or_else(|| zeros(dtype)))
+            let place = MomentPlace {
+                path,
+                moment,
+                dtype,
+                range: entry.kept.clone(),
+                time: self.time,
+            };
+            let found = self.state.take_moment(&place);
+            let place = (&entry.device, DType::from(dtype.computed()));
+            let zeros = || Tensor::zeros([entry.kept.len()], place);
+            (moment, found.unwrap_or_else(zeros))
         });
         taken.collect()
     }
 
-    fn put_moments(&mut self, path: &str, moments: Moments) {
+    fn put_moments(&mut self, path: &str, entry: &ParamGrad, moments: Moments) {
         for (moment, tensor) in moments {
-            self.state.put(Key::moment(path, moment), tensor);
+            let place = MomentPlace {
+                path,
+                moment,
+                dtype: self.rule.moment_dtype(moment),
+                range: entry.kept.clone(),
+                time: self.time,
+            };
+            self.state.put_moment(&place, tensor);
         }
     }
 }

@@ -16,7 +16,6 @@ use crate::{
     accumulator::GradientAccumulator,
     error::OptimError,
     leaf::{flat, put, wide},
-    offload::Key,
     optimizer::Optimizer,
     sharding::Bucket,
     visit::{FloatVisitor, visit_floats},
@@ -190,11 +189,10 @@ impl Scale<'_> {
         let entry = &self.grads.entries[path];
         let factors = spread(factors, entry.kept.clone(), &old.device());
         let dtype = old.dtype();
-        let key = Key::master(path);
-        match self.optimizer.state.take(&key) {
+        match self.optimizer.take_master(path, &old) {
             Some(master) => {
                 let master = master * factors;
-                self.optimizer.state.put(key, master.clone());
+                self.optimizer.put_master(path, master.clone(), dtype);
                 master.cast(dtype)
             }
             None => (wide(old) * factors).cast(dtype),
@@ -224,7 +222,7 @@ mod tests {
     use crate::{
         rule::AdamWConfig,
         sharding::Sharding,
-        testing::{Net, plan_of, values},
+        testing::{Net, plan_of, unused, values},
     };
 
     #[rstest]
@@ -248,7 +246,10 @@ mod tests {
             .collect();
         assert!(net.matrix.val().is_require_grad() && net.matrix.val().dtype() == dtype.into());
         if dtype == FloatDType::BF16 {
-            assert_eq!(values(optimizer.master("matrix").unwrap()), expected);
+            assert_eq!(
+                values(optimizer.master("matrix", unused).unwrap()),
+                expected
+            );
         }
         let rounded = Tensor::<1>::from_floats(expected.as_slice(), &Device::default());
         let found: Tensor<1> = net.matrix.val().inner().flatten(0, 1);

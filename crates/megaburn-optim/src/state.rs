@@ -8,7 +8,7 @@ use burn::{
 #[cfg(test)]
 use crate::offload::What;
 use crate::{
-    accumulator::GradientAccumulator, error::OptimError, moment::Moment, offload::Key,
+    accumulator::GradientAccumulator, error::OptimError, moment::Moment, moment_bits::MomentPlace,
     optimizer::Optimizer,
 };
 
@@ -50,12 +50,16 @@ impl Optimizer {
             for (moment, dtype) in self.rule.moments(path, &entry.spec) {
                 let range = self.sharding.kept(path, entry.num_elements());
                 let expected = range.len();
-                let moment_key = Key::moment(path, moment);
+                let place = MomentPlace {
+                    path,
+                    moment,
+                    dtype,
+                    range: range.clone(),
+                    time,
+                };
                 if expected == 0 {
-                    state.put(
-                        moment_key,
-                        Tensor::empty([0], (&entry.device, dtype.into())),
-                    );
+                    let nothing = Tensor::empty([0], (&entry.device, DType::F32));
+                    state.put_moment(&place, nothing);
                     continue;
                 }
                 let data = read(path, moment, range)?;
@@ -75,7 +79,7 @@ impl Optimizer {
                 }
                 let data = TensorData::from_bytes(data.into_bytes(), [expected], DType::F32);
                 let wide = Tensor::<1>::from_data(data, (&entry.device, DType::F32));
-                state.put(moment_key, wide.cast(dtype));
+                state.put_moment(&place, wide);
             }
         }
         state.settle()?;

@@ -74,7 +74,7 @@ impl Optimizer {
             return Ok(module);
         }
         self.expect(grads);
-        let directions = self.rule.directions(grads, &mut self.state)?;
+        let directions = self.rule.directions(grads, &mut self.state, self.time)?;
         grads.sharding.settle();
         let mut take = Take {
             path: Path::default(),
@@ -125,10 +125,13 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
     /// update with offloaded state ends the batch, so that only one such parameter's state is on
     /// the device at a time.
     fn weight(&self, path: &str, num_elements: usize) -> usize {
-        if self.optimizer.state.stays_on_gpu_of(path) {
-            num_elements
-        } else {
+        if !self.optimizer.state.stays_on_gpu_of(path) {
             MULTI_TENSOR_CHUNK
+        } else if self.optimizer.keeps_bits() {
+            // The f32 tensors of a batch take up to 12 bytes per element.
+            num_elements * 4
+        } else {
+            num_elements
         }
     }
 
@@ -265,7 +268,7 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
             {
                 let room = match &start {
                     Start::Param(_) => None,
-                    Start::Master { .. } => bf16_out_slice(&new, at.clone()),
+                    Start::Master { .. } | Start::Joined(_) => bf16_out_slice(&new, at.clone()),
                 };
                 weight += self.weight(&slot.path, at.len());
                 places.push((room.is_none(), at));

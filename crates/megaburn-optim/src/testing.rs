@@ -1,6 +1,7 @@
 //! A module of two parameters, sharded like those of a model.
 
 pub(crate) mod full_state;
+pub(crate) mod layers;
 pub(crate) mod moe;
 
 use burn::{
@@ -73,4 +74,9 @@ pub(crate) fn cut(shard: &ShardSpec, global: &[f32]) -> Vec<f32> {
 
 pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_to_vec().expect("f32")
+}
+
+/// A parameter that is not needed to read an f32 master.
+pub(crate) fn unused() -> Tensor<1> {
+    unreachable!("the master is not stored as a remainder")
 }

@@ -4,6 +4,7 @@
 mod adamw;
 mod bf16_out;
 mod checks;
+mod fp8_moment;
 mod gradients;
 #[cfg(feature = "cuda")]
 mod kernels;
@@ -12,13 +13,16 @@ mod launch;
 mod lion;
 mod options;
 pub(crate) mod reference;
+mod remainder;
 mod sgd;
 
 pub use adamw::{adamw, adamw_all, adamw_scaled};
 pub use bf16_out::bf16_out_slice;
+pub use fp8_moment::{FP8_MOMENT_BLOCK, Fp8Moment, packed_moment, unpacked_moment};
 pub use gradients::{partial_sums_of_squares, scaled, total};
 pub use lion::{lion, lion_scaled};
 pub use options::{AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep};
+pub use remainder::{joined_master, master_remainder};
 pub use sgd::{sgd, sgd_scaled};
 
 /// A gradient factor on the device.

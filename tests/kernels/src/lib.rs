@@ -25,6 +25,7 @@ mod moe_losses;
 mod moe_router;
 mod norms;
 mod optimizer;
+mod optimizer_bits;
 mod optimizer_many;
 mod optimizer_room;
 mod optimizer_rules;
@@ -60,6 +61,7 @@ pub fn tests() -> impl Iterator<Item = (String, TestFn)> {
         ("moe_router", moe_router::TESTS),
         ("norms", norms::TESTS),
         ("optimizer", optimizer::TESTS),
+        ("optimizer_bits", optimizer_bits::TESTS),
         ("optimizer_many", optimizer_many::TESTS),
         ("optimizer_room", optimizer_room::TESTS),
         ("optimizer_rules", optimizer_rules::TESTS),
@@ -107,6 +109,7 @@ pub const QUICK: [&str; 22] = [
     "kernels::moe_router::no_tokens_go_nowhere",
     "kernels::norms::norms_of_long_rows",
     "kernels::optimizer::adamw_is_its_definition",
+    "kernels::optimizer_bits::",
     "kernels::optimizer_many::many_are_stepped_as_one_by_one_to_the_bit",
     "kernels::optimizer_room::no_room_is_where_memory_is_not_cut",
     "kernels::optimizer_rules::nan_stays_where_it_is",

@@ -57,7 +57,16 @@ const OWN: [(&str, &[&str]); 13] = [
     ("norms", &["layer_norm", "rms_norm"]),
     (
         "optimizer",
-        &["adamw", "bf16_out", "checks", "gradients", "lion", "sgd"],
+        &[
+            "adamw",
+            "bf16_out",
+            "checks",
+            "fp8_moment",
+            "gradients",
+            "lion",
+            "remainder",
+            "sgd",
+        ],
     ),
     (
         "quantized",

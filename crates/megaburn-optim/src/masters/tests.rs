@@ -13,7 +13,7 @@ use crate::{
     accumulator::GradientAccumulator,
     rule::AdamWConfig,
     sharding::{Sharding, ShardingConfig, ShardingLevel},
-    testing::{Net, plan_of, values},
+    testing::{Net, plan_of, unused, values},
 };
 
 fn f32_values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -50,8 +50,8 @@ fn a_narrow_parameter_is_its_master_rounded_from_the_start(#[case] dtype: FloatD
     let (net, optimizer, [matrix, bias]) = cast_net(dtype);
     assert_eq!(net.matrix.val().dtype(), dtype.into());
     assert!(net.matrix.val().is_require_grad() && net.matrix.val().is_autodiff());
-    assert_eq!(values(optimizer.master("matrix").unwrap()), matrix);
-    assert_eq!(values(optimizer.master("bias").unwrap()), bias);
+    assert_eq!(values(optimizer.master("matrix", unused).unwrap()), matrix);
+    assert_eq!(values(optimizer.master("bias", unused).unwrap()), bias);
     assert_eq!(f32_values(net.matrix.val()), rounded(&matrix, dtype));
     assert_ne!(f32_values(net.matrix.val()), matrix);
 }
@@ -75,7 +75,7 @@ fn small_steps_move_the_master_and_in_the_end_the_parameter(#[case] dtype: Float
         GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
     for taken in 1..=100 {
         net = step(net, &mut optimizer, &mut grads, 1e-4);
-        let master = values(optimizer.master("matrix").unwrap());
+        let master = values(optimizer.master("matrix", unused).unwrap());
         let matrix = &net.matrix;
         let expected = 1.0 - 1e-4 * taken as f32;
         assert!(
@@ -125,7 +125,7 @@ fn masters_of_narrow_parameters_are_updated_as_f32_parameters_are() {
         narrow = with_masters.step(1e-2, narrow, &grads).unwrap();
     }
     assert_eq!(
-        values(with_masters.master("matrix").unwrap()),
+        values(with_masters.master("matrix", unused).unwrap()),
         values(plain.matrix.val())
     );
     assert_eq!(
@@ -133,7 +133,7 @@ fn masters_of_narrow_parameters_are_updated_as_f32_parameters_are() {
         rounded(&values(plain.matrix.val()), FloatDType::BF16)
     );
     assert!(
-        without.master("matrix").is_none(),
+        without.master("matrix", unused).is_none(),
         "an f32 parameter is its own master"
     );
 }
@@ -145,14 +145,18 @@ fn only_trainable_narrow_parameters_have_masters_and_casting_again_changes_nothi
     let matrix = values(net.matrix.val());
     let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
     net = optimizer.cast_params(net, FloatDType::F32);
-    assert!(optimizer.master("matrix").is_none() && optimizer.master("bias").is_none());
+    assert!(
+        optimizer.master("matrix", unused).is_none() && optimizer.master("bias", unused).is_none()
+    );
     net = optimizer.cast_params(net, FloatDType::BF16);
-    assert!(optimizer.master("bias").is_none() && !net.bias.val().is_require_grad());
+    assert!(optimizer.master("bias", unused).is_none() && !net.bias.val().is_require_grad());
     net = optimizer.cast_params(net, FloatDType::BF16);
-    assert_eq!(values(optimizer.master("matrix").unwrap()), matrix);
+    assert_eq!(values(optimizer.master("matrix", unused).unwrap()), matrix);
     net = optimizer.cast_params(net, FloatDType::F32);
     assert_eq!(net.matrix.val().dtype(), DType::F32);
-    assert!(optimizer.master("matrix").is_none() && optimizer.master("bias").is_none());
+    assert!(
+        optimizer.master("matrix", unused).is_none() && optimizer.master("bias", unused).is_none()
+    );
 }
 
 /// A net that counts how often its matrix is initialized.
@@ -200,6 +204,6 @@ fn a_parameter_is_drawn_when_it_is_cast_and_not_at_all_when_it_is_loaded() {
         |_: &str, shape: &[usize]| Ok::<_, Infallible>(TensorData::full(shape.to_vec(), 2.0f32));
     let Ok(net) = optimizer.load_params(net, FloatDType::BF16, read);
     assert_eq!((count(), f32_values(net.matrix.val())), (1, vec![2.0; 12]));
-    assert_eq!(values(optimizer.master("bias").unwrap()), [2.0; 4]);
+    assert_eq!(values(optimizer.master("bias", unused).unwrap()), [2.0; 4]);
     assert!(net.matrix.val().is_require_grad());
 }

@@ -1,93 +1,16 @@
-use burn::tensor::{Device, Distribution, FloatDType, TensorData};
+use burn::tensor::{Device, FloatDType, TensorData};
 use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
-use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
 use rstest::rstest;
 
 use super::*;
 use crate::{
-    rule::{AdamWConfig, LionConfig, MuonConfig, SgdConfig},
+    rule::AdamWConfig,
     sharding::{Sharding, ShardingConfig, ShardingLevel},
-    testing::full_state::{FullState, full_state},
+    testing::{
+        full_state::{FullState, full_state},
+        layers::{Layers, RULES, Training, optimizer, start},
+    },
 };
-
-#[derive(Module, Debug)]
-struct Layers {
-    weights: Vec<Param<Tensor<2>>>,
-    biases: Vec<Param<Tensor<1>>>,
-}
-
-const SHAPES: [[usize; 2]; 4] = [[3, 5], [8, 4], [4, 4], [1, 7]];
-
-/// The initial weights, the same on every rank.
-fn start() -> Vec<TensorData> {
-    let normal = Distribution::Normal(0.0, 1.0);
-    let draw = |shape| Tensor::<2>::random(shape, normal, &Device::default()).into_data();
-    SHAPES.map(draw).into()
-}
-
-impl Layers {
-    fn new(start: &[TensorData], device: &Device) -> Self {
-        let weights = start
-            .iter()
-            .map(|data| Param::from_data(data.clone(), device));
-        let biases =
-            SHAPES.map(|[_, n]| Param::from_tensor(Tensor::ones([n], device).require_grad()));
-        Self {
-            weights: weights.collect(),
-            biases: biases.into(),
-        }
-    }
-
-    fn loss(&self, step: usize) -> Tensor<1> {
-        let weights = self
-            .weights
-            .iter()
-            .map(|w| (w.val() * (step + 1) as f32).sin().sum());
-        let biases = self.biases.iter().map(|b| b.val().exp().sum());
-        weights
-            .chain(biases)
-            .map(|part| part.cast(FloatDType::F32))
-            .reduce(|a, b| a + b)
-            .unwrap()
-    }
-
-    fn plan() -> ShardPlan {
-        let mut plan = ShardPlan::new();
-        for (i, [rows, cols]) in SHAPES.into_iter().enumerate() {
-            for (kind, shape) in [("weights", &[rows, cols][..]), ("biases", &[cols])] {
-                let shard = ShardSpec::whole(shape, Axis::Tp, 0, 1);
-                plan.insert(format!("{kind}.{i}"), ParamSpec { shard })
-                    .unwrap();
-            }
-        }
-        plan
-    }
-
-    fn bits(&self) -> Vec<u32> {
-        let weights = self.weights.iter().map(|w| w.val().inner().flatten(0, 1));
-        let all = weights.chain(self.biases.iter().map(|b| b.val().inner()));
-        all.flat_map(bits).collect()
-    }
-}
-
-fn bits(tensor: Tensor<1>) -> Vec<u32> {
-    let values = tensor
-        .into_data()
-        .convert::<f32>()
-        .try_to_vec::<f32>()
-        .unwrap();
-    values.into_iter().map(f32::to_bits).collect()
-}
-
-fn optimizer(rule: &str, sharding: &Sharding, fraction: f64) -> Optimizer {
-    let optimizer = match rule {
-        "adamw" => AdamWConfig::new().init(sharding),
-        "sgd" => SgdConfig::default().init(sharding),
-        "lion" => LionConfig::default().init(sharding),
-        _ => MuonConfig::default().init(sharding, &ProcessGroups::single(0)),
-    };
-    optimizer.unwrap().with_cpu_offload(fraction).unwrap()
-}
 
 /// Masters and moments of unsharded parameters, in f32.
 fn whole(optimizer: &Optimizer) -> FullState {
@@ -111,49 +34,6 @@ fn bytes(optimizer: &Optimizer) -> [usize; 2] {
             }
         })
 }
-
-struct Training {
-    net: Layers,
-    optimizer: Optimizer,
-    grads: GradientAccumulator,
-}
-
-impl Training {
-    fn new(
-        start: &[TensorData],
-        sharding: &Sharding,
-        optimizer: Optimizer,
-        dtype: FloatDType,
-    ) -> Self {
-        let net = Layers::new(start, &Device::default().autodiff());
-        let mut optimizer = optimizer;
-        let net = optimizer.cast_params(net, dtype);
-        let grads = GradientAccumulator::new(&net, &Layers::plan(), sharding).unwrap();
-        Self {
-            net,
-            optimizer,
-            grads,
-        }
-    }
-
-    /// One step with gradients that have a pending factor known only on the device.
-    fn step(&mut self, number: usize, factor: f32) {
-        self.grads.reset();
-        self.grads
-            .accumulate(&self.net, &mut self.net.loss(number).backward());
-        self.grads.end_micro_batch().unwrap();
-        self.grads.reduce().unwrap();
-        self.grads.factor_on_gpu = Some(Tensor::from_floats([factor], &Device::default()));
-        let net = self
-            .optimizer
-            .step(1e-2, self.net.clone(), &self.grads)
-            .unwrap();
-        self.grads.sharding.settle();
-        self.net = net;
-    }
-}
-
-const RULES: [&str; 4] = ["adamw", "sgd", "lion", "muon"];
 
 #[rstest]
 fn every_rule_and_level_takes_the_same_steps(

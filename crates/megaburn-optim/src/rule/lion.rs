@@ -5,8 +5,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{ParamState, Rates, Rule, UpdateInputs, check_decay, check_weight_decay};
 use crate::{
-    error::OptimError, moment::Moment, optimizer::Optimizer, sharding::Sharding,
-    state_dtype::check_dtype,
+    error::OptimError,
+    moment::Moment,
+    optimizer::Optimizer,
+    sharding::Sharding,
+    state_dtype::{StateDtype, check_dtype},
 };
 
 /// Lion: each element moves by the learning rate, in the direction of the sign of a mean of
@@ -40,7 +43,7 @@ pub struct LionConfig {
     /// Type of the stored mean of gradients. In bf16, a step changes the mean only by more than
     /// 1/512 of itself: with `beta_2` above 0.998 it would not decay.
     #[serde(skip)]
-    pub exp_avg: FloatDType,
+    pub exp_avg: StateDtype,
 }
 
 impl Default for LionConfig {
@@ -50,7 +53,7 @@ impl Default for LionConfig {
             beta_2: 0.99,
             weight_decay: 0.1,
             main_params: FloatDType::F32,
-            exp_avg: FloatDType::F32,
+            exp_avg: StateDtype::F32,
         }
     }
 }
@@ -60,17 +63,16 @@ impl LionConfig {
     /// assigns to it.
     ///
     /// # Errors
-    /// A beta is outside `[0, 1)`, the weight decay is negative, or a state type is f16 or f64.
+    /// A beta is outside `[0, 1)`, the weight decay is negative, or the type of main parameters is f16 or f64.
     pub fn init(&self, sharding: &Sharding) -> Result<Optimizer, OptimError> {
         check_decay("beta_1", self.beta_1)?;
         check_decay("beta_2", self.beta_2)?;
         check_weight_decay(self.weight_decay)?;
         check_dtype("main_params", self.main_params)?;
-        check_dtype("exp_avg", self.exp_avg)?;
         Ok(Optimizer::new(Rule::Lion(self.clone()), sharding))
     }
 
-    pub(super) fn moments(&self) -> Vec<(Moment, FloatDType)> {
+    pub(super) fn moments(&self) -> Vec<(Moment, StateDtype)> {
         vec![(Moment::ExpAvg, self.exp_avg)]
     }
 

@@ -9,13 +9,13 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use burn::{
-    Tensor,
-    tensor::{DType, FloatDType},
-};
+use burn::{Tensor, tensor::FloatDType};
 use megaburn_mesh::ParamSpec;
 
-use crate::{accumulator::GradientAccumulator, error::OptimError, moment::Moment, offload::Store};
+use crate::{
+    accumulator::GradientAccumulator, error::OptimError, moment::Moment, offload::Store,
+    state_dtype::StateDtype,
+};
 pub use adamw::AdamWConfig;
 pub use lion::LionConfig;
 pub(crate) use muon::Muon;
@@ -96,7 +96,7 @@ impl Rule {
     }
 
     /// The moments that the rule keeps for a parameter, and their types.
-    pub(crate) fn moments(&self, path: &str, spec: &ParamSpec) -> Vec<(Moment, FloatDType)> {
+    pub(crate) fn moments(&self, path: &str, spec: &ParamSpec) -> Vec<(Moment, StateDtype)> {
         match self {
             Self::AdamW(config) => config.moments(),
             Self::Sgd(config) => config.moments(),
@@ -120,9 +120,10 @@ impl Rule {
         &self,
         grads: &GradientAccumulator,
         state: &mut Store,
+        time: u64,
     ) -> Result<BTreeMap<String, Tensor<1>>, OptimError> {
         match self {
-            Self::Muon(muon) => muon.directions(grads, state),
+            Self::Muon(muon) => muon.directions(grads, state, time),
             Self::AdamW(_) | Self::Sgd(_) | Self::Lion(_) => Ok(BTreeMap::new()),
         }
     }
@@ -179,9 +180,4 @@ fn check_decay(name: &'static str, beta: f64) -> Result<(), OptimError> {
 fn check_weight_decay(weight_decay: f64) -> Result<(), OptimError> {
     let ok = weight_decay >= 0.0 && weight_decay.is_finite();
     check("weight_decay", weight_decay, ok, "at least 0 and finite")
-}
-
-/// A zero moment, for use before the first step.
-pub(crate) fn zeros(like: &Tensor<1>, dtype: FloatDType) -> Tensor<1> {
-    Tensor::zeros(like.dims(), (&like.device(), DType::from(dtype)))
 }

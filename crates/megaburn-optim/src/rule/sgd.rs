@@ -5,8 +5,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{ParamState, Rates, Rule, UpdateInputs, check, check_decay, check_weight_decay};
 use crate::{
-    error::OptimError, moment::Moment, optimizer::Optimizer, sharding::Sharding,
-    state_dtype::check_dtype,
+    error::OptimError,
+    moment::Moment,
+    optimizer::Optimizer,
+    sharding::Sharding,
+    state_dtype::{StateDtype, check_dtype},
 };
 
 /// SGD with momentum as in `torch.optim.SGD`: no dampening, and weight decay is added to the
@@ -33,7 +36,7 @@ pub struct SgdConfig {
     /// Type of the stored sum of gradients. In bf16, a step changes the sum only by more than 1/512
     /// of itself.
     #[serde(skip)]
-    pub momentum_buffer: FloatDType,
+    pub momentum_buffer: StateDtype,
 }
 
 impl Default for SgdConfig {
@@ -43,7 +46,7 @@ impl Default for SgdConfig {
             nesterov: false,
             weight_decay: 0.0,
             main_params: FloatDType::F32,
-            momentum_buffer: FloatDType::F32,
+            momentum_buffer: StateDtype::F32,
         }
     }
 }
@@ -54,7 +57,7 @@ impl SgdConfig {
     ///
     /// # Errors
     /// The momentum is outside `[0, 1)`, Nesterov is set without momentum, the weight decay is
-    /// negative, or a state type is f16 or f64.
+    /// negative, or the type of main parameters is f16 or f64.
     pub fn init(&self, sharding: &Sharding) -> Result<Optimizer, OptimError> {
         check_decay("momentum", self.momentum)?;
         let ahead = !self.nesterov || self.momentum > 0.0;
@@ -66,11 +69,10 @@ impl SgdConfig {
         )?;
         check_weight_decay(self.weight_decay)?;
         check_dtype("main_params", self.main_params)?;
-        check_dtype("momentum_buffer", self.momentum_buffer)?;
         Ok(Optimizer::new(Rule::Sgd(self.clone()), sharding))
     }
 
-    pub(super) fn moments(&self) -> Vec<(Moment, FloatDType)> {
+    pub(super) fn moments(&self) -> Vec<(Moment, StateDtype)> {
         if self.momentum > 0.0 {
             vec![(Moment::MomentumBuffer, self.momentum_buffer)]
         } else {

@@ -1,6 +1,7 @@
 use std::ops::Range;
 
 use burn::Tensor;
+use megaburn_kernels::FP8_MOMENT_BLOCK;
 
 use super::ParamKind;
 
@@ -9,6 +10,9 @@ const CUT: usize = 512;
 
 /// Alignment of parameters in a bucket, in elements: `CUT` bytes of bf16.
 const ALIGN: usize = CUT / 2;
+
+// No block of a moment in 8 bits is on two ranks.
+const _: () = assert!(ALIGN.is_multiple_of(FP8_MOMENT_BLOCK));
 
 /// Consecutive parameters that are sent in one collective.
 #[derive(Clone, Debug, PartialEq, Eq)]

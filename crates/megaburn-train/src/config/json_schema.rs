@@ -225,7 +225,7 @@ mod tests {
     #[case("/model/parts/norm_placement", &["pre", "output", "sandwich", "post"])]
     #[case("/parallel/schedule", &["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"])]
     #[case("/train/dtype", &["f32", "bf16", "f16", "float32", "bfloat16", "float16"])]
-    #[case("/optimizer/momentum_dtype", &["f32", "bf16", "float32", "bfloat16"])]
+    #[case("/optimizer/momentum_dtype", &["f32", "bf16", "fp8", "float32", "bfloat16"])]
     #[case("/optimizer/muon/scale_mode", &["spectral", "unit_rms_norm", "shape_scaling"])]
     #[case("/recompute/modules/items", &["norm", "activation", "core_attention", "mlp"])]
     fn the_names_of_a_choice_are_listed(#[case] key: &str, #[case] names: &[&str]) {

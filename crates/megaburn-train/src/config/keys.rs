@@ -150,7 +150,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
          decay_steps decay_samples wsd_decay_style wsd_decay_steps wsd_decay_samples \
          decoupled_lr decoupled_min_lr beta1 beta2 eps weight_decay end_weight_decay \
          weight_decay_steps weight_decay_style clip_grad grad_norm_skip_threshold qk_clip \
-         qk_clip_alpha qk_clip_threshold loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis main_params_dtype \
+         qk_clip_alpha qk_clip_threshold loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis main_params_dtype store_param_remainders \
          main_grads_dtype exp_avg_dtype exp_avg_sq_dtype momentum_dtype groups",
     ),
     (Neutral, "optimizer", "cpu_offload_fraction"),

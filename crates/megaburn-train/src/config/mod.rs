@@ -29,6 +29,7 @@ mod experts;
 mod fim;
 mod fine_tune;
 mod follow;
+mod fp8_moments;
 mod ineffective_keys;
 mod init;
 mod json_schema;

@@ -1,7 +1,8 @@
 //! The section `[optimizer]`.
 
 use megaburn_optim::{
-    Dtype, LionConfig, LossScaleConfig, MuonConfig, SgdConfig, WeightDecayStyle, WsdStyle,
+    Dtype, LionConfig, LossScaleConfig, MuonConfig, SgdConfig, StateDtype, WeightDecayStyle,
+    WsdStyle,
 };
 use megaburn_parallel::QkClip;
 use schemars::JsonSchema;
@@ -144,22 +145,24 @@ pub struct OptimizerConfig {
     /// `f32` unless `train.dtype` is `bf16`.
     #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
     pub main_params_dtype: Dtype,
+    /// Whether the f32 masters of bf16 parameters are stored as the 16 bits that the parameters lack
+    /// of them: two bytes per element instead of four, and the same numbers. Used with
+    /// `train.dtype = "bf16"` and `main_params_dtype = "f32"`.
+    pub store_param_remainders: bool,
     /// Element type in which gradients are accumulated over micro-batches and ranks: `f32`, or
     /// `bf16` if `train.dtype` is `bf16`.
     #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
     pub main_grads_dtype: Dtype,
-    /// Element type of the mean of gradients: `f32` or `bf16`. With `bf16`, `beta1` (`lion.beta2`
-    /// with lion) must be at most 0.996, or the mean would never decay.
-    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
-    pub exp_avg_dtype: Dtype,
-    /// Element type of AdamW's mean of squared gradients: `f32` or `bf16`. With `bf16`, `beta2`
-    /// must be at most 0.996, or the mean would never decay.
-    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
-    pub exp_avg_sq_dtype: Dtype,
-    /// Element type of the momentum of `sgd` and `muon`: `f32` or `bf16`. With `bf16`, the momentum
-    /// must be at most 0.996, or it would never decay.
-    #[schemars(extend("x-refused" = ["f16", "float16"], "x-rule" = NOT_F16))]
-    pub momentum_dtype: Dtype,
+    /// Element type of the mean of gradients: `f32`, `bf16` or `fp8`, which is e4m3 with a scale for
+    /// each 128 elements and stochastic rounding. With `bf16`, `beta1` (`lion.beta2` with lion) must
+    /// be at most 0.996, or the mean would never decay.
+    pub exp_avg_dtype: StateDtype,
+    /// Element type of AdamW's mean of squared gradients: `f32`, `bf16` or `fp8`, which stores its
+    /// root. With `bf16`, `beta2` must be at most 0.996, or the mean would never decay.
+    pub exp_avg_sq_dtype: StateDtype,
+    /// Element type of the momentum of `sgd` and `muon`: `f32`, `bf16` or `fp8`. With `bf16`, the
+    /// momentum must be at most 0.996, or it would never decay.
+    pub momentum_dtype: StateDtype,
     /// Fraction of the optimizer state, including masters, that is kept in host memory and copied
     /// to the GPU for an update, from 0 (none) to 1 (all). It changes no number.
     #[schemars(extend("minimum" = 0, "maximum" = 1, "x-rule" = "at least 0 and at most 1"))]
@@ -214,11 +217,12 @@ impl Default for OptimizerConfig {
             loss_scale_window: 1000,
             hysteresis: LossScaleConfig::default().hysteresis,
             main_params_dtype: Dtype::F32,
+            store_param_remainders: false,
             main_grads_dtype: Dtype::F32,
-            exp_avg_dtype: Dtype::F32,
-            exp_avg_sq_dtype: Dtype::F32,
+            exp_avg_dtype: StateDtype::F32,
+            exp_avg_sq_dtype: StateDtype::F32,
             groups: Vec::new(),
-            momentum_dtype: Dtype::F32,
+            momentum_dtype: StateDtype::F32,
             cpu_offload_fraction: 0.0,
             sgd: SgdConfig::default(),
             lion: LionConfig::default(),
@@ -284,6 +288,12 @@ impl OptimizerConfig {
         group.is_some_and(|group| group.lr == Some(0.0))
     }
 
+    /// Whether masters of parameters of type `dtype` are stored as remainders.
+    pub(crate) fn has_remainders(&self, dtype: Dtype) -> bool {
+        let has_masters = dtype == Dtype::Bf16 && self.main_params_dtype == Dtype::F32;
+        self.store_param_remainders && has_masters
+    }
+
     /// When keys of the section have an effect, in a run with parameters of type `dtype`.
     pub(super) fn conditions(&self, dtype: Dtype) -> Vec<Condition> {
         let has_adamw = self.name.has_adamw();
@@ -318,6 +328,11 @@ impl OptimizerConfig {
                 "qk_clip_alpha qk_clip_threshold",
                 self.qk_clip,
                 "with optimizer.qk_clip = true",
+            ),
+            (
+                "store_param_remainders",
+                self.has_remainders(dtype),
+                "with train.dtype = \"bf16\" and optimizer.main_params_dtype = \"f32\"",
             ),
             ("loss_scale", is_f16, "with train.dtype = \"f16\""),
             (
@@ -407,7 +422,7 @@ mod tests {
     )]
     #[case(
         "exp_avg_dtype = 'f16'",
-        "`optimizer.exp_avg_dtype` is f16: it must be f32 or bf16"
+        "unknown variant `f16`, expected one of `f32`, `float32`, `bf16`, `bfloat16`, `fp8`"
     )]
     #[case(
         "main_grads_dtype = 'f16'",

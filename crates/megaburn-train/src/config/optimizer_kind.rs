@@ -3,6 +3,7 @@
 use megaburn_collective::ProcessGroups;
 use megaburn_optim::{
     AdamWConfig, Dtype, LionConfig, MuonConfig, OptimError, Optimizer, SgdConfig, Sharding,
+    StateDtype,
 };
 
 use super::{optimizer::OptimizerConfig, optimizer_name::OptimizerName, require::require};
@@ -22,20 +23,21 @@ impl OptimizerConfig {
             OptimizerName::Sgd => SgdConfig {
                 weight_decay: self.weight_decay,
                 main_params: self.main_params_dtype.into(),
-                momentum_buffer: self.momentum_dtype.into(),
+                momentum_buffer: self.momentum_dtype,
                 ..self.sgd
             }
             .init(sharding),
             OptimizerName::Lion => LionConfig {
                 weight_decay: self.weight_decay,
                 main_params: self.main_params_dtype.into(),
-                exp_avg: self.exp_avg_dtype.into(),
+                exp_avg: self.exp_avg_dtype,
                 ..self.lion
             }
             .init(sharding),
             OptimizerName::Muon => self.muon(dtype).init(sharding, groups),
         };
-        optimizer?.with_cpu_offload(self.cpu_offload_fraction)
+        let optimizer = optimizer?.with_param_remainders(self.has_remainders(dtype));
+        optimizer.with_cpu_offload(self.cpu_offload_fraction)
     }
 
     /// The AdamW that the section describes.
@@ -46,8 +48,8 @@ impl OptimizerConfig {
             .with_epsilon(self.eps)
             .with_weight_decay(self.weight_decay)
             .with_main_params(self.main_params_dtype.into())
-            .with_exp_avg(self.exp_avg_dtype.into())
-            .with_exp_avg_sq(self.exp_avg_sq_dtype.into())
+            .with_exp_avg(self.exp_avg_dtype)
+            .with_exp_avg_sq(self.exp_avg_sq_dtype)
     }
 
     fn muon(&self, dtype: Dtype) -> MuonConfig {
@@ -57,7 +59,7 @@ impl OptimizerConfig {
         };
         MuonConfig {
             dtype: self.muon.dtype.or(Some(computed)),
-            momentum_buffer: self.momentum_dtype.into(),
+            momentum_buffer: self.momentum_dtype,
             adamw: self.adamw(),
             ..self.muon.clone()
         }
@@ -109,7 +111,7 @@ impl OptimizerConfig {
                 self.momentum_dtype,
             ),
         ] {
-            require(dtype == Dtype::F32 || beta <= 0.996, key, beta, rule)?;
+            require(dtype != StateDtype::Bf16 || beta <= 0.996, key, beta, rule)?;
         }
         Ok(())
     }

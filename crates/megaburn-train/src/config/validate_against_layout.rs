@@ -39,6 +39,7 @@ impl TrainConfig {
         self.check_alibi(model)?;
         self.check_qk_clip(model)?;
         self.check_precision(layout, model)?;
+        self.check_fp8_moments(layout, model)?;
         self.parallel.pipelines(layout, model.layers, &self.train)
     }
 

@@ -4,6 +4,7 @@ use burn::prelude::Device;
 use megaburn_collective::{GroupOptions, ProcessGroups, RankFailure, run_threads};
 use megaburn_mesh::{Axis, Layout};
 use megaburn_models::{DecoderConfig, ModelError, decoder::ModelOptions};
+use megaburn_optim::StateDtype;
 use megaburn_parallel::{main_grads, shard_plan};
 use megaburn_pipeline::StageLayers;
 
@@ -121,7 +122,7 @@ fn bytes(config: &TrainConfig, layout: &Layout, params: &[Param]) -> MemoryEstim
         let state = config
             .optimizer
             .bytes_of_element(config.train.dtype, param.is_orthogonalized);
-        found.optimizer += ((share * state) as f64 * kept) as usize;
+        found.optimizer += (share as f64 * state * kept) as usize;
         gathered += if is_shared_out { param.elements } else { 0 };
         sent += if zero >= 2 && shares > 1 {
             param.elements
@@ -163,8 +164,14 @@ fn width(dtype: Dtype) -> usize {
 
 impl crate::config::OptimizerConfig {
     /// Bytes of optimizer state per element of a parameter of type `dtype`, including its master.
-    fn bytes_of_element(&self, dtype: Dtype, is_orthogonalized: bool) -> usize {
+    fn bytes_of_element(&self, dtype: Dtype, is_orthogonalized: bool) -> f64 {
         let has_master = dtype != Dtype::F32 && self.main_params_dtype == Dtype::F32;
+        let master = match has_master {
+            true if self.has_remainders(dtype) => 2.0,
+            true => 4.0,
+            false => 0.0,
+        };
+        let width = |dtype: StateDtype| dtype.bytes_of_element();
         let adamw = width(self.exp_avg_dtype) + width(self.exp_avg_sq_dtype);
         let moments = match self.name {
             OptimizerName::AdamW => adamw,
@@ -172,8 +179,8 @@ impl crate::config::OptimizerConfig {
             OptimizerName::Muon => adamw,
             OptimizerName::Lion => width(self.exp_avg_dtype),
             OptimizerName::Sgd if self.sgd.momentum > 0.0 => width(self.momentum_dtype),
-            OptimizerName::Sgd => 0,
+            OptimizerName::Sgd => 0.0,
         };
-        moments + if has_master { 4 } else { 0 }
+        moments + master
     }
 }

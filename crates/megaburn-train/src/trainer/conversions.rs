@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use burn::tensor::DType;
 use megaburn_checkpoint::Checkpoint;
 use megaburn_mesh::Layout;
-use megaburn_optim::Moment;
+use megaburn_optim::{Moment, StateDtype};
 
 use crate::{
     config::Dtype,
@@ -99,12 +99,12 @@ impl Trainer {
         };
         let f32_params: BTreeSet<String> = self.model().f32_params().collect();
         let optimizer = &self.config.optimizer;
+        let main_params = match optimizer.main_params_dtype {
+            Dtype::Bf16 => StateDtype::Bf16,
+            Dtype::F32 | Dtype::F16 => StateDtype::F32,
+        };
         let kept = [
-            (
-                "optimizer.main_params_dtype",
-                "model",
-                optimizer.main_params_dtype,
-            ),
+            ("optimizer.main_params_dtype", "model", main_params),
             (
                 "optimizer.exp_avg_dtype",
                 Moment::ExpAvg.name(),
@@ -133,9 +133,18 @@ impl Trainer {
             let mut stored = names
                 .filter(is_own)
                 .filter_map(|name| checkpoint.dtype(name).ok());
+            // Moments in 8 bits are written as the f32 numbers that they are.
+            let recorded =
+                checkpoint.trainer()["config"].pointer(&format!("/{}", key.replace('.', "/")));
+            let was_fp8 = recorded.is_some_and(|dtype| dtype == "fp8");
             match kept {
-                Dtype::Bf16 if stored.any(|dtype| dtype == DType::F32) => found.rounded.push(key),
-                Dtype::F32 if stored.any(|dtype| dtype == DType::BF16) => found.widened.push(key),
+                StateDtype::Fp8 if !was_fp8 && stored.next().is_some() => found.rounded.push(key),
+                StateDtype::Bf16 if stored.any(|dtype| dtype == DType::F32) => {
+                    found.rounded.push(key);
+                }
+                StateDtype::F32 if stored.any(|dtype| was_fp8 || dtype == DType::BF16) => {
+                    found.widened.push(key);
+                }
                 _ => {}
             }
         }

@@ -1,6 +1,6 @@
 //! The tensors that a rank holds, as a checkpoint names them.
 
-use std::{cell::RefCell, ops::Range};
+use std::{cell::RefCell, collections::BTreeMap, ops::Range};
 
 use burn::tensor::{Tensor, TensorData};
 use megaburn_checkpoint::{CheckpointError, Copies, NamedTensor, PendingValues};
@@ -20,10 +20,15 @@ impl Trainer {
     ) -> impl Iterator<Item = NamedTensor<'a>> {
         let shard = |path: &str| &self.plan.get(path).expect("the plan was validated").shard;
         let num_elements = |path: &str| shard(path).local_shape().iter().product();
+        let all = lazy_params(self.model()).into_iter();
+        let mut by_path: BTreeMap<_, _> = all.map(|param| (param.path.clone(), param)).collect();
         let HeldState {
             mut masters,
             moments,
-        } = self.optimizer.held_state(num_elements);
+        } = self.optimizer.held_state(num_elements, |path| {
+            let param = by_path.remove(path).expect("masters are of parameters");
+            param.flat()
+        });
         let of_state = move |name: String, path: &str, state: StateTensor| {
             let (index, count) = state.copies;
             let range = state.range.clone();

@@ -17,6 +17,8 @@ mod held_tensors;
 mod hybrid_context;
 mod inputs;
 mod masked_row;
+#[cfg(test)]
+mod narrow_state;
 mod newest;
 mod nonfinite_origin;
 mod owner;

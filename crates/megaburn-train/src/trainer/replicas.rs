@@ -52,10 +52,10 @@ impl Trainer {
             let path = param.path.clone();
             // Shards of masters have no copies.
             let is_whole = self.sharding.num_shares(&path) == 1;
-            let data = match is_whole.then(|| self.optimizer.master(&path)).flatten() {
-                Some(master) => to_host(master),
-                None => param.read(),
-            };
+            let value = param.flat();
+            let master = || self.optimizer.master(&path, || value.clone());
+            let master = is_whole.then(master).flatten();
+            let data = to_host(master.unwrap_or(value));
             let data = data.map_err(|why| TrainError::Device { why })?;
             let shard = &self.plan.get(&path).expect("the plan was validated").shard;
             mine.extend(held(&path, shard, data.as_bytes()));

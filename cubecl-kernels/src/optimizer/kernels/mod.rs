@@ -4,9 +4,11 @@
 //! start of a view to the end of its allocation.
 
 pub(super) mod adamw;
+pub(super) mod fp8_moment;
 pub(super) mod gradients;
 pub(super) mod lion;
 pub(super) mod many;
+pub(super) mod remainder;
 pub(super) mod sgd;
 
 use cubecl::prelude::*;

@@ -1,9 +1,11 @@
 //! Launches the optimizer kernels.
 
 mod adamw;
+pub(super) mod fp8_moment;
 pub(super) mod gradients;
 mod lion;
 mod many;
+pub(super) mod remainder;
 mod sgd;
 
 use burn::backend::cubecl::dtype_to_storage_type;

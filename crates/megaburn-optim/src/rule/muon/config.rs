@@ -11,7 +11,7 @@ use crate::{
     optimizer::Optimizer,
     rule::{AdamWConfig, Rule, check, check_decay},
     sharding::Sharding,
-    state_dtype::check_dtype,
+    state_dtype::{StateDtype, check_dtype},
 };
 
 /// Muon: orthogonalizes the momentum of each matrix and moves the matrix along the result. AdamW
@@ -69,7 +69,7 @@ pub struct MuonConfig {
     /// Type of the stored mean of gradients. In bf16, a step changes the mean only by more than
     /// 1/512 of itself.
     #[serde(skip)]
-    pub momentum_buffer: FloatDType,
+    pub momentum_buffer: StateDtype,
     /// Updates all parameters that are not matrices. Its `weight_decay` and `main_params` apply to
     /// matrices too.
     #[serde(skip)]
@@ -96,7 +96,7 @@ impl Default for MuonConfig {
             ]
             .map(str::to_string)
             .to_vec(),
-            momentum_buffer: FloatDType::F32,
+            momentum_buffer: StateDtype::F32,
             adamw: AdamWConfig::new(),
         }
     }
@@ -167,7 +167,6 @@ impl MuonConfig {
             scale > 0.0 && scale.is_finite(),
             "positive and finite",
         )?;
-        check_dtype("momentum_buffer", self.momentum_buffer)?;
         check_dtype("dtype", self.iteration_dtype())?;
         self.adamw.validate()?;
         let ProcessGroups { tp, etp, .. } = groups.clone();

@@ -7,22 +7,15 @@ mod shards;
 
 use std::collections::BTreeMap;
 
-use burn::{
-    Tensor,
-    tensor::{DType, FloatDType},
-};
+use burn::{Tensor, tensor::DType};
 use megaburn_collective::Group;
 use megaburn_kernels::{SgdState, SgdStep, sgd, sgd_scaled};
 use megaburn_mesh::ParamSpec;
 
-use super::{ParamState, Rates, UpdateInputs, zeros};
+use super::{ParamState, Rates, UpdateInputs};
 use crate::{
-    accumulator::GradientAccumulator,
-    error::OptimError,
-    moment::Moment,
-    offload::{Key, Store},
-    param_grad::ParamGrad,
-    sharding::ParamKind,
+    accumulator::GradientAccumulator, error::OptimError, moment::Moment, moment_bits::MomentPlace,
+    offload::Store, param_grad::ParamGrad, sharding::ParamKind, state_dtype::StateDtype,
 };
 pub use config::{MuonConfig, MuonScale, MuonTpMode};
 pub use newton_schulz::NewtonSchulz;
@@ -43,7 +36,7 @@ impl Muon {
         &self.config
     }
 
-    pub(super) fn moments(&self, path: &str, spec: &ParamSpec) -> Vec<(Moment, FloatDType)> {
+    pub(super) fn moments(&self, path: &str, spec: &ParamSpec) -> Vec<(Moment, StateDtype)> {
         if self.config.is_orthogonalized(path, spec) {
             vec![(Moment::MomentumBuffer, self.config.momentum_buffer)]
         } else {
@@ -56,10 +49,11 @@ impl Muon {
         &self,
         grads: &GradientAccumulator,
         state: &mut Store,
+        time: u64,
     ) -> Result<BTreeMap<String, Tensor<1>>, OptimError> {
         let mut directions = BTreeMap::new();
         for kind in ParamKind::ALL {
-            directions.extend(self.directions_of(kind, grads, state)?);
+            directions.extend(self.directions_of(kind, grads, state, time)?);
         }
         Ok(directions)
     }
@@ -69,14 +63,21 @@ impl Muon {
         kind: ParamKind,
         grads: &GradientAccumulator,
         state: &mut Store,
+        time: u64,
     ) -> Result<BTreeMap<String, Tensor<1>>, OptimError> {
         let matrices = grads.entries.iter();
         let matrices = matrices.filter(|(path, _)| grads.sharding.kind_of(path) == kind);
         let matrices = matrices.filter(|(path, e)| self.config.is_orthogonalized(path, &e.spec));
         let matrices: BTreeMap<&str, &ParamGrad> = matrices.map(|(p, e)| (p.as_str(), e)).collect();
         let momenta = matrices.iter().map(|(path, entry)| {
-            let key = Key::moment(path, Moment::MomentumBuffer);
-            (path.to_string(), self.momentum(grads, entry, key, state))
+            let place = MomentPlace {
+                path,
+                moment: Moment::MomentumBuffer,
+                dtype: self.config.momentum_buffer,
+                range: entry.kept.clone(),
+                time,
+            };
+            (path.to_string(), self.momentum(grads, entry, &place, state))
         });
         let tp = if kind == ParamKind::Expert {
             &self.etp
@@ -104,18 +105,15 @@ impl Muon {
         &self,
         grads: &GradientAccumulator,
         entry: &ParamGrad,
-        key: Key,
+        place: &MomentPlace<'_>,
         state: &mut Store,
     ) -> Tensor<1> {
         let MuonConfig {
-            momentum,
-            nesterov,
-            momentum_buffer: kept,
-            ..
+            momentum, nesterov, ..
         } = self.config;
         if entry.kept.is_empty() {
             let none = Tensor::empty([0], (&entry.device, DType::F32));
-            state.put(key, zeros(&none, kept));
+            state.put_moment(place, none.clone());
             return none;
         }
         let grad = entry
@@ -126,14 +124,16 @@ impl Muon {
             Some(factor) => grad * factor,
             None => grad,
         };
-        let old = state.take(&key).unwrap_or_else(|| zeros(&grad, kept));
+        let dtype = DType::from(place.dtype.computed());
+        let old = state.take_moment(place);
+        let old = old.unwrap_or_else(|| grad.zeros_like().cast(dtype));
         let ahead = |mean: Tensor<1>| mean * momentum + grad.clone() * (1.0 - momentum);
-        let new = ahead(old.clone().cast(DType::F32)).cast(DType::from(kept));
+        let new = ahead(old.clone().cast(DType::F32)).cast(dtype);
         let new = match grads.factor_on_gpu.clone() {
             Some(factor) => old.mask_where(factor.is_finite().expand(new.dims()), new),
             None => new,
         };
-        state.put(key, new.clone());
+        state.put_moment(place, new.clone());
         let new = new.cast(DType::F32);
         if nesterov { ahead(new) } else { new }
     }

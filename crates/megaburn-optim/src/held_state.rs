@@ -35,7 +35,7 @@ enum Form {
     /// The values.
     Values,
     /// What this part of a parameter lacks of its master.
-    Remainder(Tensor<1>),
+    Remainder(Box<Tensor<1>>),
     /// A moment in 8 bits.
     Fp8(Fp8Moment),
 }
@@ -97,7 +97,7 @@ impl StateTensor {
         );
         let slot = match self.form {
             Form::Values => self.slot,
-            Form::Remainder(param) => HostSlot::Here(joined_master(param, self.slot.tensor())),
+            Form::Remainder(param) => HostSlot::Here(joined_master(*param, self.slot.tensor())),
             Form::Fp8(code) => {
                 HostSlot::Here(unpacked_moment(self.slot.tensor(), held.len(), code))
             }
@@ -262,7 +262,7 @@ impl Optimizer {
             match key.what {
                 What::Master => {
                     let form = match is_remainder(slot) {
-                        true => Form::Remainder(self.kept_param(path, || param(path))),
+                        true => Form::Remainder(Box::new(self.kept_param(path, || param(path)))),
                         false => Form::Values,
                     };
                     let state = tensor(path, slot.clone(), form);

@@ -91,7 +91,7 @@ pub fn has_cudnn() -> bool {
 
 /// The tests of `--quick` by the starts of their names: at least one per module, chosen for coverage
 /// per time.
-pub const QUICK: [&str; 22] = [
+pub const QUICK: [&str; 23] = [
     "kernels::attention::fused_attention_reads_views",
     "kernels::attention::the_kernel_is_the_one_that_was_chosen",
     "kernels::attention_bias::parts_with_a_bias_are_those_of_the_cpu",

@@ -115,9 +115,7 @@ fn byte(x: f32, scale: f32, random: u32, #[comptime] root: bool) -> u32 {
         // Numbers of the format that are smaller than the normal ones.
         let mut magnitude = u32::cast_from(steps + f32::cast_from(random) * comptime!(UNIT));
         if comptime!(root) {
-            if steps > 0.0 && steps < 1.0 {
-                magnitude = u32::new(1);
-            }
+            magnitude = select(steps > 0.0 && steps < 1.0, u32::new(1), magnitude);
         }
         if bits >= comptime!(SMALLEST_NORMAL) {
             magnitude = ((bits + random) >> 20u32) - comptime!(BIAS);

@@ -12,8 +12,8 @@ reference.safetensors and reference.json as hf_reference.py does. The fixtures a
         moe_intermediate_size=16 n_routed_experts=4 n_group=2 topk_group=1 --block 8 16
     fp8-llama: channel llama3-scaled vocab_size=64
 
-`load` checks a folder of `megaburn convert export --quantize`: `transformers` loads it, its weights are those that PyTorch computes
-from codes and scales, and it computes finite logits. With PLAIN_DIR, an export without --quantize, it prints how far the two are apart.
+`load` checks a folder of `megaburn convert export --quantize`: `transformers` loads it as it is, with no tensor missing, left over or of
+another shape, and dequantised; then its weights are those that PyTorch computes from codes and scales, and it computes finite logits. With PLAIN_DIR, an export without --quantize, it prints how far the two are apart.
 """
 import argparse, json, pathlib, torch, transformers
 from safetensors.torch import load_file, save_file
@@ -44,18 +44,33 @@ def quantization_config(form, block):
     groups = dict(group_0=dict(targets=["Linear"], weights=weights, input_activations=inputs))
     return dict(quant_method="compressed-tensors", format="float-quantized", quantization_status="compressed", config_groups=groups, ignore=["lm_head"])
 
+def auto_class(folder):
+    """The class of the model: that of `config.json` if it is no decoder (BERT)."""
+    architecture = json.load(open(folder / "config.json"))["architectures"][0]
+    return transformers.AutoModelForCausalLM if "CausalLM" in architecture else getattr(transformers, architecture)
+
+def load_quantized(folder):
+    """Loads the model without dequantising it. Without a GPU `transformers` dequantises `fp8` all the same."""
+    _, info = auto_class(folder).from_pretrained(folder, output_loading_info=True)
+    wrong = {k: v for k, v in info.items() if v and k in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")}
+    # These layers of DeepSeek's are read by serving engines only.
+    layers = json.load(open(folder / "config.json")).get("num_hidden_layers", 0)
+    wrong["unexpected_keys"] = [k for k in wrong.get("unexpected_keys", ()) if not k.startswith(f"model.layers.{layers}.")]
+    assert not any(wrong.values()), wrong
+
 def loaded(folder):
     """The model as `transformers` dequantises it."""
     method = json.load(open(folder / "config.json")).get("quantization_config", {}).get("quant_method")
     kw = {}
     if method == "fp8": kw = dict(quantization_config=transformers.FineGrainedFP8Config(dequantize=True))
     if method == "compressed-tensors": kw = dict(quantization_config=transformers.CompressedTensorsConfig(dequantize=True))
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **kw).eval()
+    return auto_class(folder).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **kw).eval()
 
 def logits(model, seed, batch, seq):
     torch.manual_seed(seed); ids = torch.randint(3, model.config.vocab_size, (batch, seq))
-    with torch.no_grad(): r = model(input_ids=ids, labels=ids)
-    return ids, r.logits.float().contiguous(), r.loss
+    with torch.no_grad(): r = model(input_ids=ids)
+    scores = getattr(r, "logits", None); scores = r.prediction_logits if scores is None else scores
+    return ids, scores.float().contiguous(), torch.nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
 def write(a):
     out = pathlib.Path(a.out); out.mkdir(parents=True, exist_ok=True); tensors = {}
@@ -87,7 +102,7 @@ def write(a):
 def load(a):
     folder = pathlib.Path(a.dir); stored = {}
     for file in sorted(folder.glob("*.safetensors")): stored.update(load_file(file))
-    model = loaded(folder); weights = dict(model.named_parameters()); compared = different = 0
+    load_quantized(folder); model = loaded(folder); weights = dict(model.named_parameters()); compared = different = 0
     block = json.load(open(folder / "config.json"))["quantization_config"].get("weight_block_size")
     for name, codes in stored.items():
         if codes.dtype != torch.float8_e4m3fn or name not in weights: continue

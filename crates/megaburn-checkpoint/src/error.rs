@@ -113,6 +113,11 @@ pub enum CheckpointError {
     Cancelled { path: PathBuf },
     #[error("`{name}` has values that are not finite")]
     NotFinite { name: String },
+    #[error(
+        "`{name}` has values that are not finite, which FP8 cannot hold: export an earlier checkpoint, \
+        or export without --quantize"
+    )]
+    NotQuantizable { name: String },
     #[error("refusing to write to {path}: {why}; nothing of this checkpoint was saved")]
     Guarded { path: PathBuf, why: String },
     #[error("{path} exists; choose another path or replace it with --force")]

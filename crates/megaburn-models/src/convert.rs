@@ -85,14 +85,15 @@ pub fn import(
 /// Exports the model of a checkpoint or run as a folder that Transformers can load, with the small
 /// files that were imported with it.
 ///
-/// With a quantization, the weights of attention, MLPs and experts are written in FP8, and all others
-/// in bf16 if no type is given.
+/// With a quantization, the weights of attention, MLPs and experts are written in FP8, except for those
+/// that the run kept in its own type, and all others in bf16 if no type is given. Scales of blocks are
+/// powers of two if those of the run were.
 ///
 /// A few blocks of rows are in memory at a time.
 ///
 /// # Errors
 /// See [`ModelSource::open`]; also if `to` exists and may not be replaced, the disk is full, or
-/// engines read no FP8 weights of the family. No new files remain after an error.
+/// engines do not start the model with such FP8 weights. No new files remain after an error.
 pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWritten, ModelError> {
     let source = ModelSource::open_verified(from)?;
     if source.hf_dir().is_some() {
@@ -110,10 +111,11 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
         .quantization
         .map(|form| QuantizedTensors::of(&source, form))
         .transpose()?;
+    let form = quantized.as_ref().map(|quantized| quantized.form);
     let (quantized, quantization) = quantized.map_or_else(Default::default, |quantized| {
         (quantized.names, quantized.config)
     });
-    let dtype = options.dtype.or(options.quantization.map(|_| DType::BF16));
+    let dtype = options.dtype.or(form.map(|_| DType::BF16));
     let tensors = source.as_published()?;
     let mut assets = Assets::of(&source)?;
     let original = assets.json("config.json");
@@ -149,6 +151,7 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
     let options = HfWriteOptions {
         dtype,
         f32_tensors: wide.collect(),
+        quantization: form,
         quantized_tensors: quantized,
         ..options.clone()
     };

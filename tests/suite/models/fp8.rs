@@ -9,12 +9,17 @@ use megaburn::{
     train::{config::Dtype, device::Devices},
     verify::{Reference, Tolerances, verify},
 };
+use megaburn_test_support::run::Run;
 use rstest::rstest;
+use safetensors::SafeTensors;
 use serde_json::Value;
 
-use crate::models::{
-    round_trip::{megaburn, succeed, text},
-    transformers::fixture,
+use crate::{
+    models::{
+        round_trip::{megaburn, succeed, text},
+        transformers::fixture,
+    },
+    runs::child::Ranks,
 };
 
 /// Transformers dequantises the same weights. The borders of ranks cut blocks of 8 by 16, and of
@@ -117,14 +122,9 @@ fn an_fp8_model_is_imported_and_exported_in_fp8_again() {
 }
 
 /// Of a mixture of experts, the weights of experts are quantised, and routers are not.
-#[rstest]
-#[case("fp8-block", "_scale_inv", "modules_to_not_convert")]
-#[case("fp8-tensor", "_scale", "ignore")]
-fn an_export_quantises_linear_layers_only(
-    #[case] form: &str,
-    #[case] end: &str,
-    #[case] kept: &str,
-) {
+#[test]
+fn an_export_quantises_linear_layers_only() {
+    let [end, kept] = ["_scale", "ignore"];
     let dir = tempfile::tempdir().unwrap();
     let [checkpoint, out] = ["checkpoint", "out"].map(|name| dir.path().join(name));
     succeed(&[
@@ -134,7 +134,13 @@ fn an_export_quantises_linear_layers_only(
         text(&checkpoint),
     ]);
     let export = ["convert", "export", text(&checkpoint), text(&out)];
-    succeed(&[&export[..], &["--quantize", form, "--max-shard-gb", "1e-5"]].concat());
+    succeed(
+        &[
+            &export[..],
+            &["--quantize", "fp8-channel", "--max-shard-gb", "1e-5"],
+        ]
+        .concat(),
+    );
 
     let index = fs::read_to_string(out.join("model.safetensors.index.json")).unwrap();
     let index: Value = serde_json::from_str(&index).unwrap();
@@ -199,10 +205,88 @@ fn an_export_quantises_linear_layers_only(
     ]);
 }
 
+/// Linear layers outside the blocks are named too, because engines would look for their scales.
+#[test]
+fn all_linear_layers_that_are_not_quantised_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let [checkpoint, out] = ["checkpoint", "out"].map(|name| dir.path().join(name));
+    succeed(&[
+        "convert",
+        "import",
+        text(&fixture("bert")),
+        text(&checkpoint),
+    ]);
+    let export = ["convert", "export", text(&checkpoint), text(&out)];
+    succeed(&[&export[..], &["--quantize", "fp8-channel"]].concat());
+    let config = fs::read_to_string(out.join("config.json")).unwrap();
+    let config: Value = serde_json::from_str(&config).unwrap();
+    let named = [
+        "bert.pooler.dense",
+        "cls.predictions.decoder",
+        "cls.predictions.transform.dense",
+        "cls.seq_relationship",
+    ];
+    assert_eq!(
+        config["quantization_config"]["ignore"],
+        serde_json::json!(named)
+    );
+}
+
+/// The layers that a run kept in its own type are not quantised, and blocks have the scales that
+/// the run had.
+#[test]
+fn an_export_follows_the_precision_of_its_run() {
+    let run = Run::new();
+    let sets = [
+        "model.hidden=128",
+        "model.ffn=128",
+        "model.heads=2",
+        "model.kv_heads=2",
+        "precision.recipe=blockwise",
+        "precision.num_layers_at_start_in_bf16=1",
+    ];
+    Ranks::threads(&run.args("tp1", 1, &sets)).finish();
+    let [from, out] = ["run", "out"].map(|name| run.path(name));
+    let export = ["convert", "export", text(&from), text(&out)];
+    let ended = megaburn(&[&export[..], &["--quantize", "fp8-block"]].concat());
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    let said = "4 weights of linear layers are not quantised, because the run kept them";
+    assert!(ended.stderr.contains(said), "{ended:#?}");
+
+    let config = fs::read_to_string(out.join("config.json")).unwrap();
+    let config: Value = serde_json::from_str(&config).unwrap();
+    let kept = &config["quantization_config"]["modules_to_not_convert"];
+    let layer = |name: &str| Value::from(format!("model.layers.0.{name}"));
+    for part in ["self_attn.k_proj", "self_attn.o_proj", "mlp.gate_proj"] {
+        assert!(kept.as_array().unwrap().contains(&layer(part)), "{kept}");
+    }
+    assert_eq!(kept.as_array().unwrap().len(), 8, "{kept}");
+    let bytes = fs::read(out.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let is_scale = |name: &&str| name.ends_with("_scale_inv");
+    let names = file.names();
+    let scales: Vec<_> = names.into_iter().filter(is_scale).collect();
+    assert_eq!(scales.len(), 7);
+    for name in scales {
+        assert!(name.starts_with("model.layers.1."), "{name}");
+        for scale in file.tensor(name).unwrap().data().chunks(4) {
+            let scale = f32::from_le_bytes(scale.try_into().unwrap());
+            assert_eq!(scale.log2().fract(), 0.0, "{name}: {scale}");
+        }
+    }
+}
+
 #[rstest]
-#[case("gpt2", "gpt2 models publish weights as [in, out]")]
-#[case("gpt-oss", "gpt_oss models publish experts in stacks")]
-fn what_engines_do_not_read_in_fp8_is_refused(#[case] name: &str, #[case] message: &str) {
+#[case("gpt2", &["fp8-block"], "gpt2 models publish weights as [in, out]")]
+#[case("gpt-oss", &["fp8-block"], "gpt_oss models publish experts in stacks")]
+#[case("qwen3", &["fp8-block"], "tensor `model.layers.0.self_attn.q_proj.weight`: vLLM does not start")]
+#[case("deepseek-v3-mtp", &["fp8-tensor"], "tensor `model.layers.1.mlp.experts.0.gate_proj.weight`: vLLM starts no experts")]
+#[case("qwen3", &["fp8-channel", "--power-of-two-scales"], "used with --quantize fp8-block only")]
+fn what_engines_do_not_read_in_fp8_is_refused(
+    #[case] name: &str,
+    #[case] form: &[&str],
+    #[case] message: &str,
+) {
     let dir = tempfile::tempdir().unwrap();
     let [checkpoint, out] = ["checkpoint", "out"].map(|name| dir.path().join(name));
     succeed(&["convert", "import", text(&fixture(name)), text(&checkpoint)]);
@@ -212,9 +296,8 @@ fn what_engines_do_not_read_in_fp8_is_refused(#[case] name: &str, #[case] messag
         text(&checkpoint),
         text(&out),
         "--quantize",
-        "fp8-block",
     ];
-    let ended = megaburn(&export);
+    let ended = megaburn(&[&export[..], form].concat());
     assert_eq!(ended.code, Some(2), "{ended:#?}");
     assert!(ended.stderr.contains(message), "{ended:#?}");
     assert!(!out.exists());

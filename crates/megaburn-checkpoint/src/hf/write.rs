@@ -192,12 +192,17 @@ fn plan(
             dtype: format!("{dtype:?}"),
         });
     }
+    let trained = wanted.unwrap_or(DType::F32);
     let mut plan = Vec::new();
     for header in source.headers() {
         let is_float = |dtype: &DType| cast::copy(header.dtype, *dtype).is_some();
         let whole = (header.name.clone(), header.shape.clone());
         let is_quantized = quantized_tensors.contains(&header.name) && is_float(&DType::F32);
         if let Some(form) = quantization.filter(|_| is_quantized) {
+            let Some(scale_dtype) = dtype::to_hf(form.scale_dtype(trained)) else {
+                let dtype = format!("{trained:?}");
+                return Err(CheckpointError::NoFloat { dtype });
+            };
             let scales = form.scales_name(&header.name);
             let scales = (scales, form.scales_shape(&header.shape));
             plan.push(Planned::new(
@@ -210,7 +215,7 @@ fn plan(
                 &header,
                 scales,
                 Content::Scales(form),
-                Dtype::F32,
+                scale_dtype,
             ));
             continue;
         }
@@ -276,7 +281,7 @@ fn write_file(
         match *content {
             Content::Values(dtype) => write_values(&mut file, source, header, dtype)?,
             Content::Codes(form) => encoder.codes(header, form, |codes| file.write(codes))?,
-            Content::Scales(form) => file.write(&encoder.scales(header, form)?)?,
+            Content::Scales(form) => file.write(&encoder.scale_bytes(header, form)?)?,
         }
     }
     file.finish()?;

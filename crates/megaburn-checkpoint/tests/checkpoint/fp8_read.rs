@@ -264,6 +264,85 @@ fn scales_of_activations_are_left_out() {
     assert_eq!(names, ["norm.weight", "w.weight"]);
 }
 
+/// Weights are plain if only activations or caches are quantised, whose scales are left out.
+#[rstest]
+#[case::groups_without_weights(json!({
+    "quant_method": "compressed-tensors",
+    "config_groups": { "group_0": { "targets": ["LlamaAttention"], "weights": null } },
+}))]
+#[case::caches_only(json!({
+    "quant_method": "compressed-tensors", "config_groups": {},
+    "kv_cache_scheme": { "num_bits": 8, "type": "float", "strategy": "tensor" },
+}))]
+fn weights_may_be_plain_where_caches_are_quantised(#[case] quantization: Value) {
+    let mut random = Random::fresh();
+    let plain = ("w.weight".into(), Dtype::BF16, vec![3], vec![0; 6]);
+    let scale = scales("attn.k_scale", &[1], Dtype::F32, &mut random);
+    let dir = folder(quantization.clone(), &[plain, scale]);
+    let dir = HfDir::open(dir.path()).unwrap();
+    let names: Vec<_> = dir.tensors().map(|tensor| tensor.name).collect();
+    assert_eq!(names, ["w.weight"]);
+
+    let dir = folder(quantization, &[codes("w.weight", &[4, 6], &mut random)]);
+    let error = HfDir::open(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("no weights are quantised"), "{error}");
+}
+
+/// MXFP8 of compressed-tensors stores exponents as unsigned bytes.
+#[test]
+fn scales_may_be_exponents_in_bytes() {
+    let mut random = Random::fresh();
+    let weight = codes("w.weight", &[3, 64], &mut random);
+    let mut scales = scales("w.weight_scale", &[3, 2], Dtype::F8_E8M0, &mut random);
+    let expected = dequantized(&weight, &scales, [1, 32]);
+    scales.1 = Dtype::U8;
+    let group = |scale_dtype: &str| {
+        compressed(json!({"strategy": "group", "group_size": 32, "scale_dtype": scale_dtype}))
+    };
+    let dir = folder(group("torch.uint8"), &[weight.clone(), scales.clone()]);
+    let whole = ShardSpec::whole(&[3, 64], Axis::Tp, 0, 1);
+    let names = ["w.weight".to_string()];
+    let dir = HfDir::open(dir.path()).unwrap();
+    let found = dir.read_shard(&names, false, &whole, Some(DType::F32));
+    assert_eq!(f32s(&found.unwrap()), expected);
+
+    let dir = folder(group("torch.bfloat16"), &[weight, scales]);
+    let error = HfDir::open(dir.path()).unwrap_err().to_string();
+    assert!(
+        error.contains("are U8, not floats; use the bf16"),
+        "{error}"
+    );
+}
+
+#[test]
+fn floats_that_have_scales_are_refused() {
+    let mut random = Random::fresh();
+    let plain = ("w.weight".into(), Dtype::BF16, vec![3], vec![0; 6]);
+    let scale = scales("w.weight_scale_inv", &[1, 1], Dtype::F32, &mut random);
+    let dir = folder(blocks([4, 4]), &[plain, scale]);
+    let error = HfDir::open(dir.path()).unwrap_err().to_string();
+    let said = "tensor `w.weight` is BF16, but has scales `w.weight_scale_inv`: if it was";
+    assert!(error.contains(said), "{error}");
+}
+
+#[rstest]
+#[case::empty(json!({"config_groups": {}}), Value::Null, Value::Null)]
+#[case::another(
+    json!({"config_groups": {"g": {"weights": null}}}), blocks([2, 2]), json!("fp8")
+)]
+fn the_early_key_replaces_no_other(
+    #[case] early: Value,
+    #[case] today: Value,
+    #[case] method: Value,
+) {
+    let plain = ("w.weight".into(), Dtype::BF16, vec![3], vec![0; 6]);
+    let dir = folder(Value::Null, &[plain]);
+    let config = json!({ "compression_config": early, "quantization_config": today });
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let dir = HfDir::open(dir.path()).unwrap();
+    assert_eq!(dir.config()["quantization_config"]["quant_method"], method);
+}
+
 #[test]
 fn compressed_tensors_may_have_its_early_key() {
     let mut random = Random::fresh();

@@ -57,6 +57,10 @@ pub(super) struct ExportArgs {
     /// Transformers read.
     #[arg(long, value_enum, value_name = "FORM")]
     quantize: Option<QuantizeArg>,
+    /// With fp8-block, round scales up to powers of two. Those of a run that trained with such scales
+    /// (recipe blockwise) are rounded in any case.
+    #[arg(long)]
+    power_of_two_scales: bool,
     /// Largest size of the tensors in one file, in GB.
     #[arg(long, value_name = "GB", default_value_t = 5.0)]
     max_shard_gb: f64,
@@ -104,20 +108,20 @@ pub(super) enum DtypeArg {
 /// The forms of FP8 weights (E4M3).
 #[derive(Clone, Copy, ValueEnum)]
 pub(super) enum QuantizeArg {
-    /// One scale for 128 by 128 elements, a power of two, as in DeepSeek-V3 (`quant_method` fp8).
+    /// One scale for 128 by 128 elements, as in DeepSeek-V3 (`quant_method` fp8).
     Fp8Block,
     /// One scale for each output feature (`compressed-tensors`).
     Fp8Channel,
-    /// One scale for each weight (`compressed-tensors`).
+    /// One scale for each weight (`compressed-tensors`), for models without experts.
     Fp8Tensor,
 }
 
-impl From<QuantizeArg> for HfQuantization {
-    fn from(form: QuantizeArg) -> Self {
-        match form {
-            QuantizeArg::Fp8Block => Self::Block,
-            QuantizeArg::Fp8Channel => Self::Channel,
-            QuantizeArg::Fp8Tensor => Self::Tensor,
+impl QuantizeArg {
+    fn form(self, powers_of_two: bool) -> HfQuantization {
+        match self {
+            Self::Fp8Block => HfQuantization::Block { powers_of_two },
+            Self::Fp8Channel => HfQuantization::Channel,
+            Self::Fp8Tensor => HfQuantization::Tensor,
         }
     }
 }
@@ -206,9 +210,17 @@ impl ExportArgs {
             to,
             dtype,
             quantize,
+            power_of_two_scales,
             max_shard_gb,
             force,
         } = self;
+        if power_of_two_scales && !matches!(quantize, Some(QuantizeArg::Fp8Block)) {
+            return Err(TrainError::Invalid {
+                key: "--power-of-two-scales",
+                value: "set".into(),
+                rule: "used with --quantize fp8-block only: no other form has such scales".into(),
+            });
+        }
         if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
             let key = "--max-shard-gb";
             let value = max_shard_gb.to_string();
@@ -222,7 +234,7 @@ impl ExportArgs {
         let dtype = dtype.map(DType::from);
         let options = HfWriteOptions {
             dtype,
-            quantization: quantize.map(HfQuantization::from),
+            quantization: quantize.map(|form| form.form(power_of_two_scales)),
             max_shard_bytes,
             force,
             ..Default::default()

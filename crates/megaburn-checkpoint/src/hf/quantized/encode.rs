@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{DType, TensorData, bf16, f16};
 
 use super::{
     float8::{LARGEST, e4m3},
@@ -24,8 +24,8 @@ pub(in crate::hf) struct Encoder<'a> {
     dtype: DType,
     /// Bytes of a tensor that are read at once.
     block: usize,
-    /// The factors of tensors of which only the codes or only the scales were written.
-    factors: BTreeMap<String, Vec<f32>>,
+    /// The scales of tensors of which only the codes or only the scales were written.
+    scales: BTreeMap<String, Vec<f32>>,
 }
 
 impl<'a> Encoder<'a> {
@@ -34,56 +34,56 @@ impl<'a> Encoder<'a> {
             source,
             dtype,
             block,
-            factors: BTreeMap::new(),
+            scales: BTreeMap::new(),
         }
     }
 
-    /// The bytes of a tensor's scales, by which codes are multiplied.
+    /// The bytes of a tensor's scales, by which codes are multiplied, in the type
+    /// [`HfQuantization::scale_dtype`].
     ///
     /// # Errors
     /// The tensor cannot be read, or has values that are not finite.
-    pub(in crate::hf) fn scales(
+    pub(in crate::hf) fn scale_bytes(
         &mut self,
         header: &TensorHeader,
         form: HfQuantization,
     ) -> Result<Vec<u8>, CheckpointError> {
-        let factors = self.factors(header, form)?;
-        let scales = factors.iter().map(|factor| 1.0 / factor);
-        Ok(scales.flat_map(f32::to_le_bytes).collect())
+        let scales = self.scales(header, form)?;
+        let wide: Vec<u8> = scales.into_iter().flat_map(f32::to_le_bytes).collect();
+        Ok(converted(&wide, DType::F32, form.scale_dtype(self.dtype)))
     }
 
     /// Calls `write` with the codes of a tensor, in order.
     ///
     /// # Errors
-    /// As [`scales`](Self::scales), or an error of `write`.
+    /// As [`scale_bytes`](Self::scale_bytes), or an error of `write`.
     pub(in crate::hf) fn codes(
         &mut self,
         header: &TensorHeader,
         form: HfQuantization,
         mut write: impl FnMut(&[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        let factors = self.factors(header, form)?;
+        let scales = self.scales(header, form)?;
         let grid = form.scaling().grid(&header.shape);
         for rows in header.blocks(self.block) {
             let mut codes = Vec::new();
             self.for_each(header, rows, &grid, |elements, at| {
-                codes.extend(elements.iter().map(|x| e4m3(x * factors[at])));
+                codes.extend(elements.iter().map(|x| e4m3(x / scales[at])));
             })?;
             write(&codes)?;
         }
         Ok(())
     }
 
-    /// The factors by which the elements of a tensor are multiplied: the largest number in E4M3 over
-    /// the largest magnitude of those that share it, and 1 if that is zero. They are kept from the
-    /// first of two calls to the second.
-    fn factors(
+    /// The scales of a tensor, as they are stored. They are kept from the first of two calls to the
+    /// second.
+    fn scales(
         &mut self,
         header: &TensorHeader,
         form: HfQuantization,
     ) -> Result<Vec<f32>, CheckpointError> {
-        if let Some(factors) = self.factors.remove(&header.name) {
-            return Ok(factors);
+        if let Some(scales) = self.scales.remove(&header.name) {
+            return Ok(scales);
         }
         let grid = form.scaling().grid(&header.shape);
         let [height, width] = grid.scales();
@@ -97,11 +97,15 @@ impl<'a> Encoder<'a> {
         }
         if !is_finite {
             let name = header.name.clone();
-            return Err(CheckpointError::NotFinite { name });
+            return Err(CheckpointError::NotQuantizable { name });
         }
-        let factors: Vec<_> = amax.into_iter().map(|amax| form.factor(amax)).collect();
-        self.factors.insert(header.name.clone(), factors.clone());
-        Ok(factors)
+        let dtype = form.scale_dtype(self.dtype);
+        let scales: Vec<_> = amax
+            .into_iter()
+            .map(|amax| form.scale(amax, dtype))
+            .collect();
+        self.scales.insert(header.name.clone(), scales.clone());
+        Ok(scales)
     }
 
     /// Calls `f` with the elements of some rows, those of one scale at a time, and with the place of
@@ -126,31 +130,40 @@ impl<'a> Encoder<'a> {
 
     /// The elements, rounded to the type in which they are trained.
     fn rounded(&self, data: &TensorData) -> Vec<f32> {
-        let mut bytes = data.as_bytes().to_vec();
-        let mut dtype = data.dtype();
-        for to in [self.dtype, DType::F32] {
-            let copy = cast::copy(dtype, to).expect("the plan has checked the conversion");
-            let mut next = vec![0; bytes.len() / dtype.size() * to.size()];
-            copy(&bytes, &mut next);
-            (bytes, dtype) = (next, to);
-        }
-        let values = bytes.as_chunks().0.iter();
+        let narrow = converted(data.as_bytes(), data.dtype(), self.dtype);
+        let wide = converted(&narrow, self.dtype, DType::F32);
+        let values = wide.as_chunks().0.iter();
         values.map(|bytes| f32::from_le_bytes(*bytes)).collect()
     }
 }
 
+/// Floats of one type in another.
+fn converted(bytes: &[u8], from: DType, to: DType) -> Vec<u8> {
+    let copy = cast::copy(from, to).expect("the plan has checked the conversion");
+    let mut result = vec![0; bytes.len() / from.size() * to.size()];
+    copy(bytes, &mut result);
+    result
+}
+
 impl HfQuantization {
-    /// The factor of elements whose largest magnitude is `amax`.
-    fn factor(self, amax: f32) -> f32 {
+    /// The scale, rounded to `dtype`, of elements whose largest magnitude is `amax`: `amax` over the
+    /// largest number in E4M3, and 1 if all elements are zero.
+    fn scale(self, amax: f32, dtype: DType) -> f32 {
         if amax == 0.0 {
             return 1.0;
         }
-        let factor = (LARGEST / amax).min(f32::MAX);
         if self.has_powers_of_two() {
-            // The mantissa is cut off. No factor is so small that it is no normal number.
-            f32::from_bits(factor.to_bits() & !0x7f_ffff)
-        } else {
-            factor
+            // The mantissa of the factor is cut off, as in training. No factor is so small that it is
+            // no normal number.
+            let factor = (LARGEST / amax).min(f32::MAX);
+            return 1.0 / f32::from_bits(factor.to_bits() & !0x7f_ffff);
+        }
+        // Below the normal numbers of its type a scale would lose digits.
+        let scale = amax / LARGEST;
+        match dtype {
+            DType::F16 => f16::from_f32(scale.max(f16::MIN_POSITIVE.to_f32())).to_f32(),
+            DType::BF16 => bf16::from_f32(scale.max(f32::MIN_POSITIVE)).to_f32(),
+            _ => scale.max(f32::MIN_POSITIVE),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The forms in which weights are published in FP8.
 
+use burn::tensor::DType;
 use serde_json::{Value, json};
 
 use super::scaling::Scaling;
@@ -11,12 +12,14 @@ use super::scaling::Scaling;
 /// elements that share it over 448, and codes are rounded to nearest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HfQuantization {
-    /// One scale for each block of 128 by 128 elements, a power of two, as the recipe `blockwise`
-    /// has in training; activations have one for 128 neighbours. This is the form of DeepSeek-V3
-    /// (`quant_method` `fp8`).
-    Block,
-    /// One scale for each output feature; activations have one for each token. This is
-    /// `compressed-tensors`, as the scheme `FP8_DYNAMIC` of llm-compressor writes it.
+    /// One scale for each block of 128 by 128 elements, in f32; activations have one for 128
+    /// neighbours. This is the form of DeepSeek-V3 and Qwen3-FP8 (`quant_method` `fp8`).
+    Block {
+        /// Whether scales are rounded up to powers of two, as the recipe `blockwise` does in training.
+        powers_of_two: bool,
+    },
+    /// One scale for each output feature, in the type of the model; activations have one for each
+    /// token. This is `compressed-tensors`, as the scheme `FP8_DYNAMIC` of llm-compressor writes it.
     Channel,
     /// One scale for each weight; activations have one for each token. This is `compressed-tensors`
     /// too.
@@ -24,25 +27,41 @@ pub enum HfQuantization {
 }
 
 /// Rows and columns of a block.
-const BLOCK: [usize; 2] = [128, 128];
+const BLOCK: [usize; 2] = [HfQuantization::BLOCK; 2];
 
 impl HfQuantization {
+    /// The number of rows, and of columns, that share a scale in [`Block`](Self::Block).
+    pub const BLOCK: usize = 128;
+
     pub(super) fn scaling(self) -> Scaling {
         match self {
-            Self::Block => Scaling::Block(BLOCK),
+            Self::Block { .. } => Scaling::Block(BLOCK),
             Self::Channel => Scaling::Channel,
             Self::Tensor => Scaling::Tensor,
         }
     }
 
     pub(super) fn has_powers_of_two(self) -> bool {
-        self == Self::Block
+        matches!(
+            self,
+            Self::Block {
+                powers_of_two: true
+            }
+        )
+    }
+
+    /// The type of the scales of a model of type `dtype`.
+    pub(in crate::hf) fn scale_dtype(self, dtype: DType) -> DType {
+        match self {
+            Self::Block { .. } => DType::F32,
+            Self::Channel | Self::Tensor => dtype,
+        }
     }
 
     /// The name of the scales of a weight.
     pub(in crate::hf) fn scales_name(self, weight: &str) -> String {
         match self {
-            Self::Block => format!("{weight}_scale_inv"),
+            Self::Block { .. } => format!("{weight}_scale_inv"),
             Self::Channel | Self::Tensor => format!("{weight}_scale"),
         }
     }
@@ -51,7 +70,7 @@ impl HfQuantization {
     pub(in crate::hf) fn scales_shape(self, weight: &[usize]) -> Vec<usize> {
         match self {
             Self::Tensor => vec![1],
-            Self::Block | Self::Channel => self.scaling().grid(weight).scales().to_vec(),
+            Self::Block { .. } | Self::Channel => self.scaling().grid(weight).scales().to_vec(),
         }
     }
 
@@ -59,7 +78,7 @@ impl HfQuantization {
     /// not quantised.
     pub fn config(self, kept: &[String]) -> Value {
         let strategy = match self {
-            Self::Block => {
+            Self::Block { .. } => {
                 return json!({
                     "quant_method": "fp8",
                     "fmt": "e4m3",

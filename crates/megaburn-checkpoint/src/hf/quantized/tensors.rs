@@ -30,6 +30,8 @@ pub(in crate::hf) struct Readable {
     pub(in crate::hf) wide: Tensors,
 }
 
+/// What to do about scales that are not read.
+const USE_BF16: &str = "use the bf16 checkpoint";
 /// The ends of the names of a weight's scales.
 const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
 /// The last parts of the names of tensors that quantise activations and caches, not weights.
@@ -50,7 +52,8 @@ const OF_ACTIVATIONS: [&str; 9] = [
 ///
 /// # Errors
 /// `config.json` names a method that is not read, or none; an FP8 tensor has no scales, or they have
-/// another shape or type; a tensor has an element type that is not read.
+/// another shape or type; a tensor of floats has scales; a tensor has an element type that is not
+/// read.
 pub(in crate::hf) fn readable(
     path: &Path,
     config: &Value,
@@ -90,6 +93,11 @@ pub(in crate::hf) fn readable(
                 the one that the model was published with";
             refuse(why.into())
         })?;
+        if scalings.ways.is_empty() {
+            let why = "by `quantization_config` in config.json no weights are quantised: use the \
+                config.json that the model was published with";
+            return Err(refuse(why.into()));
+        }
         let ends = SCALES.map(|end| format!("{name}{end}"));
         let scales = ends
             .iter()
@@ -105,6 +113,7 @@ pub(in crate::hf) fn readable(
             tensors.insert(name.clone(), tensor);
         }
     }
+    refuse_left_scales(path, &found)?;
     for (name, found) in found {
         let (dtype, bytes) = match found {
             Found::Plain(tensor) => {
@@ -118,6 +127,29 @@ pub(in crate::hf) fn readable(
         return Err(CheckpointError::UnreadableDtype { file, name, dtype });
     }
     Ok(result)
+}
+
+/// Refuses floats that have scales, because it is not known whether they were multiplied by them.
+fn refuse_left_scales(path: &Path, found: &FoundTensors) -> Result<(), CheckpointError> {
+    for (scales, weight) in found.keys().flat_map(|scales| {
+        let weights = SCALES.iter().filter_map(|end| scales.strip_suffix(end));
+        weights.map(move |weight| (scales, weight))
+    }) {
+        if let Some(Found::Plain(tensor)) = found.get(weight)
+            && tensor.dtype.is_float()
+        {
+            return Err(CheckpointError::Quantized {
+                path: path.to_path_buf(),
+                why: format!(
+                    "tensor `{weight}` is {:?}, but has scales `{scales}`: if it was multiplied by \
+                    them, write the model again without them and without `quantization_config`; if \
+                    not, use the files that the model was published with",
+                    tensor.dtype
+                ),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// The tensor of type `dtype` that FP8 codes and their scales stand for, or why they do not.
@@ -134,36 +166,49 @@ fn dequantized(
         Found::Codes(codes) if codes.format == Float8::E8m0 => {
             (codes.shape.clone(), Scales::Codes(codes.clone()))
         }
+        Found::Plain(tensor) if scalings.are_bytes_e8m0 && tensor.dtype == DType::U8 => {
+            let codes = Codes {
+                format: Float8::E8m0,
+                shape: tensor.shape.clone(),
+                bytes: tensor.bytes.clone(),
+                start: tensor.start,
+            };
+            (codes.shape.clone(), Scales::Codes(codes))
+        }
         Found::Plain(HfTensor { dtype, .. }) => {
-            return Err(format!("its scales `{name}` are {dtype:?}, not floats"));
+            return Err(format!(
+                "its scales `{name}` are {dtype:?}, not floats; {USE_BF16}"
+            ));
         }
         Found::Codes(codes) => {
             let format = codes.format.name();
             return Err(format!(
-                "its scales `{name}` are {format}, not f32, bf16 or F8_E8M0"
+                "its scales `{name}` are {format}, not f32, bf16 or F8_E8M0; {USE_BF16}"
             ));
         }
         Found::Unreadable { dtype, .. } => {
             return Err(format!(
-                "its scales `{name}` are {dtype}, not f32, bf16 or F8_E8M0"
+                "its scales `{name}` are {dtype}, not f32, bf16 or F8_E8M0; {USE_BF16}"
             ));
         }
     };
     let shape = &codes.shape;
+    let ways = &scalings.ways;
     let fits = |scaling: &&Scaling| scaling.shapes(shape).contains(&found);
-    let scaling = scalings.iter().find(fits).ok_or_else(|| {
-        let expected = scalings.iter().flat_map(|scaling| scaling.shapes(shape));
+    let scaling = ways.iter().find(fits).ok_or_else(|| {
+        let expected = ways.iter().flat_map(|scaling| scaling.shapes(shape));
         let mut expected: Vec<_> = expected.map(|shape| format!("{shape:?}")).collect();
         expected.dedup();
         format!(
             "its shape is {shape:?} and that of its scales `{name}` is {found:?}, but by config.json \
-            they have {}",
+            they have {}; use the config.json and the files that the model was published with",
             expected.join(" or ")
         )
     })?;
     let grid = scaling.grid(shape);
     let bytes = DequantizedBytes::new(codes.clone(), scales, grid, dtype);
-    let bytes = bytes.ok_or_else(|| format!("the model would be {dtype:?}, which is no float"))?;
+    let bytes = bytes
+        .ok_or_else(|| format!("the model would be {dtype:?}, which is no float; {USE_BF16}"))?;
     Ok(HfTensor {
         dtype,
         shape: shape.clone(),

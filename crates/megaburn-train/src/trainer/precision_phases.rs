@@ -185,7 +185,10 @@ fn is_due(step: u64, interval: u64) -> bool {
 mod tests {
     use rstest::rstest;
 
-    use crate::trainer::testing::{poison, trainers};
+    use crate::trainer::{
+        Trainer,
+        testing::{poison, trainers},
+    };
 
     /// A weight with an element that is much larger than in the steps before saturates: all ranks know,
     /// also those that do not have it.
@@ -203,7 +206,20 @@ mod tests {
             if trainer.groups.world.rank() == 1 {
                 poison(&mut trainer, "blocks.1.mlp.down.weight", 100.0);
             }
-            steps.extend([trainer.step()?, trainer.step()?, trainer.step()?]);
+            steps.push(trainer.step()?);
+            // The history of a layer that falls back ends, whether or not its first step is skipped.
+            let has_history = |trainer: &Trainer, layer: &str| {
+                let saved = trainer.amax_histories.saved();
+                saved.contains_key(&format!("{layer}.weight"))
+            };
+            assert!(has_history(&trainer, "blocks.1.mlp.down"));
+            trainer.begin_precision();
+            let held = trainer.precision.held.clone();
+            assert!(held.contains("blocks.1.mlp.down"));
+            for layer in trainer.names_of_layers()? {
+                assert_eq!(has_history(&trainer, &layer), !held.contains(&layer));
+            }
+            steps.extend([trainer.step()?, trainer.step()?]);
             let of = |step: megaburn_report::metrics::StepMetrics| step.precision.unwrap();
             Ok(steps.into_iter().map(of).collect::<Vec<_>>())
         });

@@ -9,7 +9,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ineffective_keys::Condition, precision_fallback::PrecisionFallbackConfig};
-use crate::error::TrainError;
 
 /// `[precision]`: whether the linear layers of attention and MLPs multiply matrices in FP8 or FP4.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -147,14 +147,19 @@ impl TrainConfig {
                 precision,
                 ..self.clone()
             };
-            let sets_layers = |phase: &PrecisionPhaseConfig| {
-                phase.num_layers_at_start_in_bf16.is_some()
-                    || phase.num_layers_at_end_in_bf16.is_some()
-            };
             let mut schedule = self.precision.schedule.iter();
             let phase = schedule.find(|phase| phase.from_step == from_step);
-            let is_of_phase =
-                |key: &str| key == "precision.recipe" || phase.is_some_and(sets_layers);
+            let sets_layers = phase.is_some_and(|phase| {
+                phase.num_layers_at_start_in_bf16.is_some()
+                    || phase.num_layers_at_end_in_bf16.is_some()
+            });
+            let is_of_phase = |key: &str| match key {
+                "precision.recipe" => true,
+                "precision.num_layers_at_start_in_bf16" | "precision.num_layers_at_end_in_bf16" => {
+                    sets_layers
+                }
+                _ => false,
+            };
             check(&of_phase).map_err(|error| match error {
                 TrainError::Invalid { key, value, rule } if from_step > 1 && is_of_phase(key) => {
                     let name = key.strip_prefix("precision.").unwrap_or(key);

@@ -8,14 +8,41 @@ use megaburn_report::{
     metrics::{FallbackMetrics, LayerQuantization, MatrixQuantization, PrecisionMetrics},
 };
 
-use crate::config::{Dtype, PrecisionConfig, TrainConfig};
+use crate::{
+    config::{Dtype, PrecisionConfig, TrainConfig},
+    trainer::Trainer,
+};
 
-/// The console's description of a run's quantised products in a step, and of later changes; `None` if
-/// it has none.
-pub(crate) fn describe(
+/// The number of layers about which there are lines of their own.
+const FEW: usize = 3;
+
+/// The linear layers that are computed in `train.dtype` from a step on, because they fell back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeldLayers {
+    pub(crate) layers: usize,
+    /// The last step in which one of them is.
+    pub(crate) until_step: u64,
+}
+
+/// The console's description of the quantised products of a run that starts or resumes.
+pub(crate) fn describe_start(config: &TrainConfig, trainer: &Trainer) -> Option<String> {
+    let model = trainer.model_config();
+    let step = trainer.progress().step + 1;
+    describe(
+        (config, model),
+        trainer.device(),
+        step,
+        trainer.held_layers(),
+    )
+}
+
+/// The description of a run's quantised products in a step, and of later changes; `None` if it has
+/// none.
+fn describe(
     (config, model): (&TrainConfig, &DecoderConfig),
     device: &Device,
     step: u64,
+    held: Option<HeldLayers>,
 ) -> Option<String> {
     if !config.precision.quantizes() {
         return None;
@@ -24,7 +51,14 @@ pub(crate) fn describe(
     let later = phases.filter(|(from, _)| *from > step);
     let later = later.map(|(from, precision)| format!("; {} from step {from}", precision.recipe));
     let now = describe_phase(config, &config.precision.at_step(step), model, device);
-    Some(now + &later.collect::<String>())
+    let dtype = config.train.dtype;
+    let held = held.map(|HeldLayers { layers, until_step }| {
+        format!(
+            "; {layers} linear layers have fallen back to {dtype}, up to step {until_step} at the \
+            longest: remove precision.fallback to quantise them at once"
+        )
+    });
+    Some(now + &held.unwrap_or_default() + &later.collect::<String>())
 }
 
 /// The description of the phase that a step begins, except the first step of a run.
@@ -93,35 +127,65 @@ pub(crate) fn describe_step(
     found: &PrecisionMetrics,
 ) -> Vec<String> {
     let dtype = config.train.dtype;
-    let begun = found.fallbacks.iter().filter_map(|fallback| {
-        let FallbackMetrics {
-            layer,
-            matrix,
-            cause,
-            value,
-            bound,
-            until_step,
-        } = fallback;
-        let [value, bound] = [value, bound].map(|share| percent(*share));
-        let why = format!(
-            "{value} of its {} {cause} in step {step}, more than {bound}",
-            matrix.as_ref()?
-        );
-        Some(format!(
-            "{layer} is computed in {dtype} up to step {until_step}: {why}"
-        ))
-    });
-    let ended = found.ended_fallbacks.iter();
-    let ended = ended.map(|layer| format!("{layer} no longer falls back to {dtype}"));
+    let lost_too_much = found.fallbacks.iter().filter(|it| it.matrix.is_some());
+    let begun = share_lines(dtype, step, &lost_too_much.collect::<Vec<_>>());
+    let ended = match found.ended_fallbacks.as_slice() {
+        [] => None,
+        [layer] => Some(format!("{layer} no longer falls back to {dtype}")),
+        layers if layers.len() <= FEW => Some(format!(
+            "{} no longer fall back to {dtype}",
+            layers.join(", ")
+        )),
+        layers => Some(format!(
+            "{} layers no longer fall back to {dtype}",
+            layers.len()
+        )),
+    };
     let lost = [
         largest(found, "saturated", |matrix| matrix.saturated),
         largest(found, "underflowed", |matrix| matrix.underflowed),
     ];
+    let begun = begun.into_iter();
     begun
         .chain(spike_line(dtype, step, found))
         .chain(ended)
         .chain(lost.into_iter().flatten())
         .collect()
+}
+
+/// The lines about layers that fall back because of what a matrix lost: one for all of them if they
+/// are not few.
+fn share_lines(dtype: Dtype, step: u64, fallbacks: &[&FallbackMetrics]) -> Vec<String> {
+    let why = |fallback: &FallbackMetrics| {
+        let [value, bound] = [fallback.value, fallback.bound].map(percent);
+        let matrix = fallback.matrix.as_deref().unwrap_or_default();
+        let cause = &fallback.cause;
+        format!("{value} of its {matrix} {cause} in step {step}, more than {bound}")
+    };
+    if fallbacks.len() <= FEW {
+        let line = |fallback: &&FallbackMetrics| {
+            let FallbackMetrics {
+                layer, until_step, ..
+            } = fallback;
+            let why = why(fallback);
+            format!("{layer} is computed in {dtype} up to step {until_step}: {why}")
+        };
+        return fallbacks.iter().map(line).collect();
+    }
+    let until = fallbacks.iter().map(|it| it.until_step).max();
+    let most = fallbacks.iter().max_by(|a, b| {
+        let [of_a, of_b] = [a, b].map(|it| it.value / it.bound);
+        of_a.total_cmp(&of_b).then(a.value.total_cmp(&b.value))
+    });
+    let line = until.zip(most).map(|(until, most)| {
+        format!(
+            "{} layers are computed in {dtype}, up to step {until} at the longest; {} lost most: {}",
+            fallbacks.len(),
+            most.layer,
+            why(most)
+        )
+    });
+    line.into_iter().collect()
 }
 
 /// The line after a spike of the loss, if layers fell back because of it.
@@ -212,9 +276,25 @@ mod tests {
             .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
         let config = layers.unwrap().load().unwrap();
         let model = config.fresh_model(260);
-        let found = describe((&config, &model), &Device::flex(), 1);
+        let found = describe((&config, &model), &Device::flex(), 1, None);
         assert_eq!(found.as_deref(), expected);
     }
+
+    #[test]
+    fn layers_that_have_fallen_back_are_said_at_a_resume() {
+        let config = ConfigLayers::new().with_set("precision.recipe=tensorwise");
+        let config = config.unwrap().load().unwrap();
+        let held = HeldLayers {
+            layers: 5,
+            until_step: 90,
+        };
+        let model = config.fresh_model(260);
+        let found = describe((&config, &model), &Device::flex(), 7, Some(held)).unwrap();
+        let expected = "projection; 5 linear layers have fallen back to f32, up to step 90 at the \
+            longest: remove precision.fallback to quantise them at once";
+        assert!(found.ends_with(expected), "{found}");
+    }
+
     #[test]
     fn changes_are_said_at_their_step() {
         let schedule = "precision.schedule=[{from_step=9,recipe=\"mxfp8\"}]";
@@ -289,6 +369,24 @@ mod tests {
             "c no longer falls back to f32",
             "at most 25.0% of a matrix saturated: the input of a",
             "at most 12.5% of a matrix underflowed: the gradient of a",
+        ];
+        assert_eq!(describe_step(&config, 20, &found), expected);
+        // Many layers have one line.
+        let many = |layer: &str| FallbackMetrics {
+            layer: layer.into(),
+            value: if layer == "b" { 0.5 } else { 0.25 },
+            ..found.fallbacks[0].clone()
+        };
+        let names = ["a", "b", "c", "d"];
+        let found = PrecisionMetrics {
+            fallbacks: names.map(many).into(),
+            ended_fallbacks: names.map(String::from).into(),
+            ..PrecisionMetrics::default()
+        };
+        let expected = [
+            "4 layers are computed in f32, up to step 30 at the longest; b lost most: 50.0% of its \
+            input saturated in step 20, more than 1.00%",
+            "4 layers no longer fall back to f32",
         ];
         assert_eq!(describe_step(&config, 20, &found), expected);
     }

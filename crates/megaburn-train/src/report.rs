@@ -98,7 +98,7 @@ impl<'a> Reporter<'a> {
                 .map_or(Vec::new(), |resumed| resumed.changes.clone()),
         })?;
         let mut console = Console::new(config.train.steps, done, config.train.log_interval);
-        let (model, device) = (trainer.model_config(), trainer.device());
+        let model = trainer.model_config();
         console.line(format!("layout   {}", describe_layout(layout)));
         if let Some(gpus) = devices.describe(layout.world_size(), &RankEnv::from_env()?) {
             console.line(format!("device   {gpus}"));
@@ -117,7 +117,7 @@ impl<'a> Reporter<'a> {
             },
             model.summary(),
         ));
-        if let Some(products) = precision_line::describe((config, model), device, done + 1) {
+        if let Some(products) = precision_line::describe_start(config, trainer) {
             console.line(format!("products {products}"));
         }
         console.line(format!("data     {}", data.description));

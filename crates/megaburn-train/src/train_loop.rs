@@ -141,7 +141,8 @@ impl TrainLoop<'_> {
     /// Does one step, and saves a checkpoint if one is due. Returns the reason if the run stops
     /// after this step.
     fn step(&mut self) -> Result<Option<StopReason>, TrainError> {
-        if let Some(report) = &mut self.report {
+        // The start has described its first step.
+        if let Some(report) = self.report.as_mut().filter(|_| self.has_trained) {
             let next = self.trainer.progress().step + 1;
             let trainer = &self.trainer;
             report.precision_change(self.config, trainer.model_config(), trainer.device(), next);

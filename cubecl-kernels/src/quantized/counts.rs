@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::operands::{Quantization, QuantizedOps};
 use super::recipe::MatrixRole;
@@ -19,14 +19,13 @@ pub struct QuantizationCounts(Arc<Mutex<[Option<MatrixCounts>; 3]>>);
 /// The counts of one matrix, over all passes since they were last taken, on this rank.
 #[derive(Clone, Debug)]
 pub struct MatrixCounts {
-    /// `[3]` in f32: the number of elements that saturated, because their magnitude times the scale
+    /// `[4]` in f32: the number of elements that saturated, because their magnitude times the scale
     /// is larger than the largest number of the format; the number that underflowed, because they
-    /// were not zero and became zero; and the largest magnitude.
+    /// were not zero and became zero; the number that were not zero; and the largest magnitude.
     ///
-    /// Nothing saturates where the scale follows the matrix itself ([`AmaxSource::Current`](crate::AmaxSource::Current)).
+    /// Nothing saturates where the scale follows the matrix itself
+    /// ([`AmaxSource::Current`](crate::AmaxSource::Current)).
     pub numbers: Tensor<1>,
-    /// The number of all elements.
-    pub elements: u64,
 }
 
 impl QuantizationCounts {
@@ -48,26 +47,23 @@ impl QuantizationCounts {
             .filter(|_| may_saturate)
             .map(|amax| limit::<B>(amax, &how));
         let x: Tensor<2> = B::wrap(x.clone());
-        let [rows, cols] = x.dims();
+        let [rows, _] = x.dims();
         let found = (0..rows).step_by(ROWS).map(|first| {
             let part = x.clone().narrow(0, first, ROWS.min(rows - first));
             counts_of_part::<B>(part, amax, limit.as_ref(), &how)
         });
         if let Some(numbers) = found.reduce(together) {
-            let elements = (rows * cols) as u64;
-            self.add(how.role, MatrixCounts { numbers, elements });
+            self.add(how.role, numbers);
         }
     }
 
-    fn add(&self, role: MatrixRole, new: MatrixCounts) {
+    fn add(&self, role: MatrixRole, new: Tensor<1>) {
         let place = &mut self.lock()[role as usize];
-        *place = Some(match place.take() {
+        let numbers = match place.take() {
             None => new,
-            Some(old) => MatrixCounts {
-                numbers: together(old.numbers, new.numbers),
-                elements: old.elements + new.elements,
-            },
-        });
+            Some(old) => together(old.numbers, new),
+        };
+        *place = Some(MatrixCounts { numbers });
     }
 
     fn lock(&self) -> MutexGuard<'_, [Option<MatrixCounts>; 3]> {
@@ -75,7 +71,7 @@ impl QuantizationCounts {
     }
 }
 
-/// The counts of some rows, `[3]`.
+/// The counts of some rows, `[4]`.
 fn counts_of_part<B: QuantizedOps>(
     x: Tensor<2>,
     amax: Option<&FloatTensor<B>>,
@@ -83,7 +79,9 @@ fn counts_of_part<B: QuantizedOps>(
     how: &Quantization,
 ) -> Tensor<1> {
     let quantized = numbers::<B>(x.clone(), amax.cloned(), how);
-    let underflowed = num_nonzero(x.clone()) - num_nonzero(quantized);
+    let nonzero = num_nonzero(x.clone());
+    let underflowed = (nonzero.clone() - num_nonzero(quantized)).cast(FloatDType::F32);
+    let nonzero = nonzero.cast(FloatDType::F32);
     let magnitudes = x.cast(FloatDType::F32).abs();
     let saturated = match limit {
         Some(limit) => {
@@ -92,13 +90,13 @@ fn counts_of_part<B: QuantizedOps>(
         }
         None => underflowed.zeros_like(),
     };
-    Tensor::cat(vec![saturated, underflowed, magnitudes.max()], 0)
+    Tensor::cat(vec![saturated, underflowed, nonzero, magnitudes.max()], 0)
 }
 
-/// The number of elements that are not zero, `[1]`. Unlike sums of numbers, those of integers are
-/// exact.
-fn num_nonzero(x: Tensor<2>) -> Tensor<1> {
-    x.not_equal_elem(0).int().sum().cast(FloatDType::F32)
+/// The number of elements that are not zero, `[1]`. Unlike sums and differences of f32, those of
+/// integers are exact.
+fn num_nonzero(x: Tensor<2>) -> Tensor<1, Int> {
+    x.not_equal_elem(0).int().sum()
 }
 
 /// The largest number that elements can stand for, `[1]`: that of an element which is too large.
@@ -125,8 +123,8 @@ fn numbers<B: QuantizedOps>(
 
 /// The counts of two parts of a matrix.
 fn together(a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
-    let sums = a.clone().narrow(0, 0, 2) + b.clone().narrow(0, 0, 2);
-    let largest = a.narrow(0, 2, 1).max_pair(b.narrow(0, 2, 1));
+    let sums = a.clone().narrow(0, 0, 3) + b.clone().narrow(0, 0, 3);
+    let largest = a.narrow(0, 3, 1).max_pair(b.narrow(0, 3, 1));
     Tensor::cat(vec![sums, largest], 0)
 }
 
@@ -152,24 +150,23 @@ mod tests {
         x.mask_where(is_small, small).mask_fill(is_zero, 0.0)
     }
 
-    fn read(counts: &QuantizationCounts, role: MatrixRole) -> (Vec<f64>, u64) {
-        let found = counts.take(role).unwrap();
-        (values(found.numbers), found.elements)
+    fn read(counts: &QuantizationCounts, role: MatrixRole) -> Vec<f64> {
+        values(counts.take(role).unwrap().numbers)
     }
 
     /// The definition, element by element, for scales that follow the matrix.
-    fn expected(x: Tensor<2>, recipe: QuantizationRecipe, role: MatrixRole) -> (Vec<f64>, u64) {
+    fn expected(x: Tensor<2>, recipe: QuantizationRecipe, role: MatrixRole) -> Vec<f64> {
         let summed = match role {
             MatrixRole::Weight => SummedDim::Rows,
             _ => SummedDim::Cols,
         };
-        let elements = x.shape().num_elements() as u64;
         let after = values(quantized_numbers(x.clone(), recipe, role, summed));
         let before = values(x);
         let is_lost = |(x, q): (&f64, &f64)| *x != 0.0 && *q == 0.0;
         let lost = before.iter().zip(&after).filter(|&pair| is_lost(pair));
         let amax = before.iter().fold(0.0f64, |amax, x| amax.max(x.abs()));
-        (vec![0.0, lost.count() as f64, amax], elements)
+        let nonzero = before.iter().filter(|x| **x != 0.0).count() as f64;
+        vec![0.0, lost.count() as f64, nonzero, amax]
     }
 
     #[rstest]
@@ -199,7 +196,7 @@ mod tests {
         );
         (y * Tensor::from_inner(dy.clone())).sum().backward();
         let of_x = expected(x.clone(), recipe, MatrixRole::Input);
-        assert!(scaling != Scaling::Tensor || of_x.0[1] > 0.1 * of_x.1 as f64);
+        assert!(scaling != Scaling::Tensor || of_x[1] > 0.1 * of_x[2]);
         assert_eq!(read(&counts, MatrixRole::Input), of_x);
         let of_w = expected(w.clone(), recipe, MatrixRole::Weight);
         assert_eq!(read(&counts, MatrixRole::Weight), of_w);
@@ -214,8 +211,8 @@ mod tests {
             let options = LinearOptions::default();
             quantized_linear(x.clone(), w.clone(), None, options, quantization);
         }
-        let (numbers, elements) = read(&counts, MatrixRole::Input);
-        assert_eq!((numbers[1], elements), (2.0 * of_x.0[1], 2 * of_x.1));
+        let twice = [0.0, 2.0 * of_x[1], 2.0 * of_x[2], of_x[3]];
+        assert_eq!(read(&counts, MatrixRole::Input), twice);
         assert!(counts.take(MatrixRole::Gradient).is_none());
     }
 
@@ -247,8 +244,7 @@ mod tests {
         let x = Tensor::<2>::from_floats([[1.75, -2.0, 2.01], [0.0, -4.0, 1.0]], &device);
         let w = Tensor::<2>::ones([3, 2], &device);
         quantized_linear(x, w, None, LinearOptions::default(), quantization);
-        let (numbers, elements) = read(&counts, MatrixRole::Input);
-        assert_eq!(numbers, [f64::from(expected), 0.0, 4.0]);
-        assert_eq!(elements, 6);
+        let found = read(&counts, MatrixRole::Input);
+        assert_eq!(found, [f64::from(expected), 0.0, 5.0, 4.0]);
     }
 }

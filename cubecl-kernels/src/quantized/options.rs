@@ -56,10 +56,10 @@ impl LinearQuantization {
             weight: self.weight.without_record(),
             gradient: self.gradient.without_record(),
             random: self.random.clone(),
-            // The magnitude of a kept weight is recorded where it is quantised: not in this pass.
+            // A kept weight is recorded and counted where it is quantised: not in this pass.
             kept: match self.weight {
-                AmaxSource::Current(_) => self.kept.clone(),
-                AmaxSource::Delayed(_) => None,
+                AmaxSource::Current(_) if self.counts.is_none() => self.kept.clone(),
+                _ => None,
             },
             counts: None,
         }

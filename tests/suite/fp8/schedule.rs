@@ -87,6 +87,9 @@ fn a_resumed_run_is_the_uninterrupted_one_to_the_bit(#[values("tp1", "tp2-pp2-sp
     let fallbacks: Vec<_> = expected.iter().map(fell_back).collect();
     // The first step of delayed scaling loses nothing; in the next one magnitudes grow.
     assert_eq!(fallbacks[..4], [false, false, false, true]);
+    // Nothing falls back after the last step of a phase, which ends all fall-backs.
+    let ended = |step: &StepMetrics| step.precision.as_ref().unwrap().ended_fallbacks.len();
+    assert!(!fallbacks[6] && ended(&expected[6]) > 0 && ended(&expected[7]) == 0);
     // At the change of the recipe, where layers begin to fall back, and while they do.
     for saved in [2, 4, 5] {
         let found = steps(&sets, layout, 8, Some(saved));
@@ -141,6 +144,34 @@ fn a_layer_that_saturates_falls_back_and_returns() {
     }
 }
 
+/// Measurements for `metrics.jsonl` decide nothing: only those of `precision.fallback.interval` do. A step
+/// without an update decides too, if it is finite.
+#[test]
+fn only_the_interval_of_fallbacks_decides() {
+    let run = |sets: &[&str]| {
+        let fallback = [
+            "precision.recipe=mxfp8",
+            "precision.fallback.max_underflow_share=0",
+            "precision.fallback.interval=2",
+            "precision.fallback.duration_steps=1",
+        ];
+        steps(&[&fallback, sets].concat(), "tp1", 4, None)
+    };
+    let fallbacks = |steps: &[StepMetrics]| {
+        let of = |it: Option<PrecisionMetrics>| it.unwrap().fallbacks;
+        precisions(steps).into_iter().map(of).collect::<Vec<_>>()
+    };
+    let rare = run(&[]);
+    let has_any: Vec<bool> = fallbacks(&rare).iter().map(|it| !it.is_empty()).collect();
+    assert_eq!(has_any, [false, true, false, true]);
+    let often = run(&["precision.log_interval=1"]);
+    assert_eq!(numbers(&often), numbers(&rare));
+    assert_eq!(fallbacks(&often), fallbacks(&rare));
+    let skipped = run(&["optimizer.grad_norm_skip_threshold=1e-9"]);
+    assert!(skipped.iter().all(|step| step.skipped));
+    assert!(!fallbacks(&skipped)[1].is_empty());
+}
+
 /// The largest differences of shares, and of magnitudes relative to one rank's.
 fn distance(found: &PrecisionMetrics, expected: &PrecisionMetrics) -> [f64; 2] {
     assert!(found.layers.keys().eq(expected.layers.keys()));
@@ -193,6 +224,7 @@ fn every_layout_measures_what_one_rank_does(#[values("delayed", "mxfp8")] recipe
     for (sets, layout, expected) in [
         (&[][..], "tp2-sp", &one),
         (&["parallel.schedule=zb-h1"], "pp2", &one),
+        (&["recompute.method=uniform"], "tp1", &one),
         (
             &["recompute.method=uniform", "parallel.zero=3"],
             "dp2",

@@ -17,7 +17,7 @@ pub struct PrecisionMetrics {
     /// The layers that are not quantised from the next step on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fallbacks: Vec<FallbackMetrics>,
-    /// The layers that are quantised again from the next step on.
+    /// The layers whose fall-back ends with the step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ended_fallbacks: Vec<String>,
 }
@@ -36,13 +36,14 @@ pub struct LayerQuantization {
     pub gradient: Option<MatrixQuantization>,
 }
 
-/// What a matrix lost, over all micro-batches and ranks.
+/// What a matrix lost, over all micro-batches and ranks. Shares are those of the elements that are
+/// not zero before they are quantised.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MatrixQuantization {
     /// The share of elements whose magnitude times the scale is larger than the largest number of
     /// the format.
     pub saturated: f64,
-    /// The share of elements that were not zero and became zero.
+    /// The share of elements that became zero.
     pub underflowed: f64,
     /// The largest magnitude.
     #[serde(deserialize_with = "nan_if_null")]

@@ -40,6 +40,7 @@ impl TrainConfig {
                 "the model cannot be exported to Hugging Face: {error}"
             ));
         }
+        notes.extend(self.note_on_late_phases());
         if !self.data.evaluates() {
             let key = match &self.data.split {
                 Some(split) => format!("data.split is {split}"),
@@ -93,6 +94,10 @@ mod tests {
     #[case(&["model.family=mixtral"], "")]
     #[case(&["model.family=deepseek_v2", "model.experts.top_k=1"], "")]
     #[case(&["data.validation_fraction=0"], "there are no evaluations")]
+    #[case(
+        &["train.steps=20", "precision.schedule=[{from_step=20,recipe=\"bf16\"},{from_step=21,recipe=\"mxfp8\"}]"],
+        "the run ends after step 20 (train.steps): the phases of precision.schedule from step 21 have no effect"
+    )]
     #[case(&["data.split=99,0,1"], "data.split is 99,0,1: there are no evaluations")]
     fn what_may_not_be_meant_is_said(#[case] sets: &[&str], #[case] note: &str) {
         let layers = sets

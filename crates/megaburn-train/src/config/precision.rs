@@ -2,15 +2,13 @@
 
 use std::fmt;
 
-use burn::tensor::Device;
-use megaburn_kernels::{Nvfp4, QuantizationRecipe, Scaling, SmallFloat, can_quantize};
+use megaburn_kernels::{Nvfp4, QuantizationRecipe, Scaling, SmallFloat};
 use megaburn_models::decoder::Precision;
 use megaburn_parallel::LinearPrecision;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ineffective_keys::Condition, precision_fallback::PrecisionFallbackConfig};
-use crate::error::TrainError;
 
 /// `[precision]`: whether the linear layers of attention and MLPs multiply matrices in FP8 or FP4.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -101,6 +99,7 @@ impl Default for PrecisionConfig {
 #[derive(JsonSchema)]
 pub struct PrecisionPhaseConfig {
     /// The first step that is computed with it. The first step of a run is step 1.
+    #[schemars(extend("minimum" = 2))]
     pub from_step: u64,
     /// As `precision.recipe`.
     pub recipe: PrecisionRecipe,
@@ -223,22 +222,6 @@ impl PrecisionConfig {
                 Fp8Format::E4m3 => SmallFloat::E4m3,
             },
             power_of_two_scales: self.power_of_two_scales.unwrap_or(is_blockwise),
-        })
-    }
-
-    /// Refuses a device that cannot quantise.
-    ///
-    /// # Errors
-    /// Something is quantised, and the device is a GPU without the instructions.
-    pub(crate) fn check_device(&self, device: &Device) -> Result<(), TrainError> {
-        if !self.quantizes() || can_quantize(device) {
-            return Ok(());
-        }
-        Err(TrainError::Invalid {
-            key: "precision.recipe",
-            value: self.recipe.to_string(),
-            rule: "\"bf16\" on this GPU: FP8 needs compute capability 8.9 or higher (Ada, Hopper)"
-                .into(),
         })
     }
 

@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 #[derive(JsonSchema)]
 pub struct PrecisionFallbackConfig {
-    /// The largest share of the elements of a matrix that may saturate; a layer with a matrix of which
-    /// more do falls back.
+    /// The largest share of the elements of a matrix that may saturate, of those that are not zero; a
+    /// layer with a matrix of which more do falls back.
     #[schemars(extend("minimum" = 0, "maximum" = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_saturated_share: Option<f64>,
-    /// The largest share of the elements of a matrix that may underflow: become zero, although they
-    /// were not.
+    /// The largest share of the elements of a matrix that may underflow: become zero, of those that
+    /// are not zero.
     #[schemars(extend("minimum" = 0, "maximum" = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_underflow_share: Option<f64>,

@@ -1,5 +1,7 @@
 //! `[[precision.schedule]]`: recipes that follow each other in a run.
 
+use burn::tensor::Device;
+use megaburn_kernels::can_quantize;
 use megaburn_models::decoder::Precision;
 
 use super::{
@@ -35,12 +37,22 @@ impl PrecisionConfig {
         phases
     }
 
-    /// The precision of a step.
-    pub(crate) fn at_step(&self, step: u64) -> Self {
+    /// The phase of a step: its first step, and its precision.
+    pub(crate) fn phase_at(&self, step: u64) -> (u64, Self) {
         let phases = self.phases().into_iter();
         let mut begun = phases.filter(|(from, _)| *from <= step.max(1));
-        let (_, precision) = begun.next_back().expect("the first phase begins at step 1");
-        precision
+        begun.next_back().expect("the first phase begins at step 1")
+    }
+
+    /// The precision of a step.
+    pub(crate) fn at_step(&self, step: u64) -> Self {
+        self.phase_at(step).1
+    }
+
+    /// The last step of the phase of a step, unless it lasts until the end of the run.
+    pub(crate) fn last_step_of_phase(&self, step: u64) -> Option<u64> {
+        let mut starts = self.schedule.iter().map(|phase| phase.from_step);
+        starts.find(|from| *from > step).map(|from| from - 1)
     }
 
     /// Whether a phase has one of these recipes.
@@ -93,8 +105,40 @@ impl PrecisionConfig {
 }
 
 impl TrainConfig {
+    /// Refuses a device that cannot quantise.
+    ///
+    /// # Errors
+    /// A phase quantises, and the device is a GPU without the instructions.
+    pub(crate) fn check_device(&self, device: &Device) -> Result<(), TrainError> {
+        self.check_quantizing(can_quantize(device))
+    }
+
+    fn check_quantizing(&self, can_quantize: bool) -> Result<(), TrainError> {
+        let rule = "\"bf16\" on this GPU: FP8 needs compute capability 8.9 or higher (Ada, Hopper)";
+        self.check_phases(|phase| {
+            let precision = &phase.precision;
+            let is_possible = can_quantize || !precision.quantizes();
+            require(is_possible, "precision.recipe", precision.recipe, rule)
+        })
+    }
+
+    /// A note on the phases of the schedule that the run does not reach.
+    pub(super) fn note_on_late_phases(&self) -> Option<String> {
+        let steps = self.train.steps;
+        let phases = self.precision.schedule.iter();
+        let late = phases.filter(|phase| phase.from_step > steps);
+        let late: Vec<String> = late.map(|phase| phase.from_step.to_string()).collect();
+        (!late.is_empty()).then(|| {
+            format!(
+                "the run ends after step {steps} (train.steps): the phases of {KEY} from step {} \
+                have no effect",
+                late.join(", ")
+            )
+        })
+    }
+
     /// Calls `check` with the configuration of each phase. An error about a later phase names the
-    /// schedule.
+    /// schedule, or the key that the phase has its value from.
     pub(super) fn check_phases(
         &self,
         check: impl Fn(&Self) -> Result<(), TrainError>,
@@ -104,8 +148,21 @@ impl TrainConfig {
                 precision,
                 ..self.clone()
             };
+            let mut schedule = self.precision.schedule.iter();
+            let phase = schedule.find(|phase| phase.from_step == from_step);
+            let sets_layers = phase.is_some_and(|phase| {
+                phase.num_layers_at_start_in_bf16.is_some()
+                    || phase.num_layers_at_end_in_bf16.is_some()
+            });
+            let is_of_phase = |key: &str| match key {
+                "precision.recipe" => true,
+                "precision.num_layers_at_start_in_bf16" | "precision.num_layers_at_end_in_bf16" => {
+                    sets_layers
+                }
+                _ => false,
+            };
             check(&of_phase).map_err(|error| match error {
-                TrainError::Invalid { key, value, rule } if from_step > 1 => {
+                TrainError::Invalid { key, value, rule } if from_step > 1 && is_of_phase(key) => {
                     let name = key.strip_prefix("precision.").unwrap_or(key);
                     TrainError::Invalid {
                         key: KEY,
@@ -181,6 +238,8 @@ mod tests {
         for (step, recipe) in expected.into_iter().enumerate() {
             assert_eq!(precision.at_step(step as u64).recipe, recipe, "{step}");
         }
+        let last = [1, 2, 3, 4, 6].map(|step| precision.last_step_of_phase(step));
+        assert_eq!(last, [Some(2), Some(2), Some(4), Some(4), None]);
         let layers_of = |step| {
             let of_step = precision.at_step(step).of_model();
             let quantised = |block: &usize| of_step.of_block(*block, 4).is_some();
@@ -192,5 +251,47 @@ mod tests {
         );
         let all = precision.of_all_phases();
         assert!((0..4).all(|block| all.of_block(block, 4).is_some()));
+    }
+
+    /// A number of layers that a phase does not set is that of `[precision]`.
+    #[test]
+    fn an_inherited_number_of_layers_is_refused_by_its_own_key() {
+        let text = "[precision]\nnum_layers_at_end_in_bf16 = 5
+            [[precision.schedule]]\nfrom_step = 9\nrecipe = \"delayed\"\n";
+        let error = loaded(text, "tp1").unwrap_err();
+        let expected = "`precision.num_layers_at_end_in_bf16` is 5: it must be less than 4";
+        assert!(error.contains(expected), "{error}");
+    }
+
+    /// On a GPU without FP8 only what quantises is refused, by its own key.
+    #[rstest]
+    #[case(
+        "mxfp8",
+        "bf16",
+        "`precision.recipe` is mxfp8: it must be \"bf16\" on this GPU"
+    )]
+    #[case(
+        "bf16",
+        "delayed",
+        "`precision.schedule` is a list with recipe delayed from step 9: it must be a list with recipe \
+        \"bf16\" on this GPU"
+    )]
+    fn a_device_that_cannot_quantise_refuses_phases(
+        #[case] first: &str,
+        #[case] second: &str,
+        #[case] message: &str,
+    ) {
+        let text = |first, second| {
+            format!(
+                "[precision]\nrecipe = \"{first}\"
+                [[precision.schedule]]\nfrom_step = 9\nrecipe = \"{second}\"\n"
+            )
+        };
+        let config = loaded(&text(first, second), "tp1").unwrap();
+        config.check_quantizing(true).unwrap();
+        let error = config.check_quantizing(false).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+        let config = loaded(&text("bf16", "bf16"), "tp1").unwrap();
+        config.check_quantizing(false).unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! The largest magnitudes of the steps before, from which delayed scales are derived.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::{AmaxCompute, PrecisionConfig};
 
@@ -51,9 +51,18 @@ impl AmaxHistories {
         self.matrices.clone()
     }
 
+    /// Forgets the steps of the matrices of some layers.
+    pub(super) fn forget(&mut self, layers: &BTreeSet<String>) {
+        let is_of_one = |name: &str| {
+            let layer = name.rsplit_once('.').map(|(layer, _)| layer);
+            layer.is_some_and(|layer| layers.contains(layer))
+        };
+        self.matrices.retain(|name, _| !is_of_one(name));
+    }
+
     /// Adds a step with the largest magnitude of every matrix; the history of one that is missing is
-    /// forgotten. Steps that can no longer determine a
-    /// scale are dropped: too old ones, and those that are followed by one that is as large.
+    /// forgotten. Steps that can no longer determine a scale are dropped: too old ones, and those
+    /// that are followed by one that is as large.
     pub(super) fn push<'a>(
         &mut self,
         step: u64,

@@ -80,16 +80,11 @@ impl Trainer {
             });
         }
         let layers = self.names_of_layers()?;
-        let names = |is: &dyn Fn(&str) -> bool| -> BTreeSet<String> {
-            let layers = layers.iter().filter(|it| is(it));
-            layers
-                .flat_map(|it| matrices_of(it).map(|(name, _)| name))
-                .collect()
-        };
-        // A layer that has fallen back keeps its magnitudes.
-        let known = names(&|it| self.precision_without_fallback(it).is_some());
-        saved.retain(|name, _| known.contains(name));
-        let used = names(&|it| self.precision_of(it).is_some());
+        let quantized = layers.iter().filter(|it| self.precision_of(it).is_some());
+        let used: BTreeSet<String> = quantized
+            .flat_map(|it| matrices_of(it).map(|(name, _)| name))
+            .collect();
+        saved.retain(|name, _| used.contains(name));
         let resumed = ResumedAmaxes {
             dropped: of_checkpoint - saved.len(),
             missing: used.iter().filter(|it| !saved.contains_key(*it)).count(),

@@ -213,7 +213,7 @@ impl Trainer {
     ) -> Result<Self, TrainError> {
         let layout = groups.layout();
         let model_config = config.check_start(&layout, start, &data)?;
-        config.precision.check_device(&device)?;
+        config.check_device(&device)?;
         let samples = data.samples(&config)?.watched(&groups);
         let TrainState {
             pipeline,

@@ -9,7 +9,11 @@ use megaburn_report::metrics::PrecisionMetrics;
 use crate::{
     config::{PrecisionConfig, PrecisionRecipe},
     error::TrainError,
-    trainer::{Trainer, precision_fallback::Fallbacks},
+    precision_line::HeldLayers,
+    trainer::{
+        Trainer,
+        precision_fallback::{Fallbacks, StepFindings},
+    },
 };
 
 impl Trainer {
@@ -22,12 +26,10 @@ impl Trainer {
     }
 
     /// Sets the precision of layers to that of a step. Histories of delayed scaling begin with the
-    /// phase.
+    /// phase, and those of layers that fall back end.
     fn set_precision(&mut self, step: u64) {
-        let phases = self.config.precision.phases().into_iter();
-        let mut begun = phases.filter(|(from, _)| *from <= step);
-        let phase = begun.next_back().expect("the first phase begins at step 1");
-        let held = self.precision.fallbacks.layers_at(step);
+        let phase = self.config.precision.phase_at(step);
+        let held = self.precision.fallbacks.layers_at(phase.0, step);
         let is_other_phase = phase.0 != self.precision.current.0;
         if !is_other_phase && held == self.precision.held {
             return;
@@ -37,6 +39,7 @@ impl Trainer {
         if is_other_phase {
             self.amax_histories.clear();
         }
+        self.amax_histories.forget(&self.precision.held);
         self.set_layers();
         self.derive_scales();
     }
@@ -58,9 +61,7 @@ impl Trainer {
     /// Continues with the state of a checkpoint. Evaluations in between use the precision of the last
     /// step.
     pub(super) fn resume_precision(&mut self, saved: Fallbacks) {
-        if self.config.precision.fallback.is_set() {
-            self.precision.fallbacks = saved;
-        }
+        self.precision.fallbacks = saved.resumed(&self.config.precision.fallback);
         self.set_precision(self.progress.step.max(1));
     }
 
@@ -85,21 +86,30 @@ impl Trainer {
         self.precision.current.1.recipe == PrecisionRecipe::Delayed
     }
 
+    /// The layers that will have fallen back in the next step.
+    pub(crate) fn held_layers(&self) -> Option<HeldLayers> {
+        let step = self.progress.step + 1;
+        let (phase, _) = self.config.precision.phase_at(step);
+        self.precision.fallbacks.summary(phase, step)
+    }
+
     /// Ends a step: reads what its layers lost, if that was counted, and decides which layers fall
-    /// back. A step without an update decides nothing.
+    /// back. `loss` is the same on all ranks, and `None` if loss or gradient is not finite: such a
+    /// step decides nothing.
     ///
     /// # Collective
-    /// All ranks, if what layers lost was counted or can make them fall back: nine numbers per
+    /// All ranks, if what layers lost was counted or can make them fall back: fifteen numbers per
     /// layer, and the names of layers at the first call.
     pub(super) fn end_precision(
         &mut self,
         is_update: bool,
-        loss: f64,
+        loss: Option<f64>,
     ) -> Result<Option<PrecisionMetrics>, TrainError> {
         let config = self.config.clone();
         let precision = &config.precision;
         let step = self.progress.step;
-        let recipe = self.precision.current.1.recipe.to_string();
+        let (phase, PrecisionConfig { recipe, .. }) = &self.precision.current;
+        let (phase, recipe) = (*phase, recipe.to_string());
         let counted = self.counts_losses(step);
         let layers = counted.then(|| self.read_counts()).transpose()?;
         let mut metrics = PrecisionMetrics {
@@ -113,13 +123,20 @@ impl Trainer {
                 .filter(|name| self.precision_of(name).is_some())
                 .cloned()
                 .collect();
+            let measured = layers.as_ref().filter(|_| self.checks_bounds(step));
             let fallbacks = &mut self.precision.fallbacks;
-            if is_update {
-                let fallback = &precision.fallback;
-                metrics.fallbacks =
-                    fallbacks.decide(fallback, step, loss, &quantized, layers.as_ref());
+            if let Some(loss) = loss {
+                let found = StepFindings {
+                    step,
+                    last_of_phase: precision.last_step_of_phase(step),
+                    loss,
+                    is_update,
+                    quantized: &quantized,
+                    measured,
+                };
+                metrics.fallbacks = fallbacks.decide(&precision.fallback, &found);
             }
-            metrics.ended_fallbacks = fallbacks.ended(step);
+            metrics.ended_fallbacks = fallbacks.ended(phase, step);
         }
         if is_due(step, precision.log_interval) {
             metrics.layers = layers.unwrap_or_default();
@@ -132,14 +149,14 @@ impl Trainer {
 
     /// Whether the elements that are lost in a step are counted.
     fn counts_losses(&self, step: u64) -> bool {
-        let PrecisionConfig {
-            log_interval,
-            fallback,
-            ..
-        } = &self.config.precision;
-        let is_quantised = self.precision.current.1.quantizes();
-        let decides = fallback.has_bounds() && is_due(step, fallback.interval);
-        is_quantised && (decides || is_due(step, *log_interval))
+        let is_logged = is_due(step, self.config.precision.log_interval);
+        self.precision.current.1.quantizes() && (is_logged || self.checks_bounds(step))
+    }
+
+    /// Whether layers fall back after a step if they lost too much in it.
+    fn checks_bounds(&self, step: u64) -> bool {
+        let fallback = &self.config.precision.fallback;
+        fallback.has_bounds() && is_due(step, fallback.interval)
     }
 
     /// This rank's layers that may be quantised.
@@ -184,7 +201,10 @@ mod tests {
     use rstest::rstest;
 
     use super::without_expert;
-    use crate::trainer::testing::{poison, trainers};
+    use crate::trainer::{
+        Trainer,
+        testing::{poison, trainers},
+    };
 
     #[test]
     fn experts_of_a_layer_have_one_name() {
@@ -213,7 +233,20 @@ mod tests {
             if trainer.groups.world.rank() == 1 {
                 poison(&mut trainer, "blocks.1.mlp.down.weight", 100.0);
             }
-            steps.extend([trainer.step()?, trainer.step()?, trainer.step()?]);
+            steps.push(trainer.step()?);
+            // The history of a layer that falls back ends, whether or not its first step is skipped.
+            let has_history = |trainer: &Trainer, layer: &str| {
+                let saved = trainer.amax_histories.saved();
+                saved.contains_key(&format!("{layer}.weight"))
+            };
+            assert!(has_history(&trainer, "blocks.1.mlp.down"));
+            trainer.begin_precision();
+            let held = trainer.precision.held.clone();
+            assert!(held.contains("blocks.1.mlp.down"));
+            for layer in trainer.names_of_layers()? {
+                assert_eq!(has_history(&trainer, &layer), !held.contains(&layer));
+            }
+            steps.extend([trainer.step()?, trainer.step()?]);
             let of = |step: megaburn_report::metrics::StepMetrics| step.precision.unwrap();
             Ok(steps.into_iter().map(of).collect::<Vec<_>>())
         });

@@ -20,6 +20,10 @@ pub(super) const MATRICES: [(MatrixRole, &str); 3] = [
     (MatrixRole::Weight, "weight"),
 ];
 
+/// The sums of a matrix over ranks: the elements that saturated, those that underflowed, those that
+/// were not zero, and the ranks that counted.
+const SUMS: usize = 4;
+
 impl Trainer {
     /// Begins a step in which lost elements are counted, or not. The counts of a step that ended in an
     /// error are discarded.
@@ -40,7 +44,7 @@ impl Trainer {
     /// a matrix each count them, which changes no share. Layers that were not quantised are missing.
     ///
     /// # Collective
-    /// All ranks: twelve numbers per layer.
+    /// All ranks: fifteen numbers per layer, and the names of layers at the first call.
     pub(super) fn read_counts(
         &mut self,
     ) -> Result<BTreeMap<String, LayerQuantization>, TrainError> {
@@ -48,7 +52,7 @@ impl Trainer {
         let layers = self.own_layers();
         let mut places = Vec::new();
         let mut found: Vec<Tensor<1>> = Vec::new();
-        let mut sums = vec![0.0; names.len() * MATRICES.len() * 3];
+        let mut sums = vec![0.0; names.len() * MATRICES.len() * SUMS];
         let mut largest = vec![0.0; names.len() * MATRICES.len()];
         for (index, name) in names.iter().enumerate() {
             let Some(layer) = layers.get(name) else {
@@ -59,7 +63,7 @@ impl Trainer {
                     continue;
                 };
                 let place = index * MATRICES.len() + number;
-                sums[3 * place + 2] = counts.elements as f64;
+                sums[SUMS * place + 3] = 1.0;
                 places.push(place);
                 found.push(counts.numbers);
             }
@@ -67,10 +71,11 @@ impl Trainer {
         if !found.is_empty() {
             // All are read at once, not one by one.
             let numbers = read_all(Tensor::cat(found, 0))?;
-            for (place, of_matrix) in places.into_iter().zip(numbers.chunks_exact(3)) {
-                sums[3 * place] = f64::from(of_matrix[0]);
-                sums[3 * place + 1] = f64::from(of_matrix[1]);
-                largest[place] = f64::from(of_matrix[2]);
+            for (place, of_matrix) in places.into_iter().zip(numbers.chunks_exact(4)) {
+                for (sum, number) in sums[SUMS * place..].iter_mut().zip(&of_matrix[..3]) {
+                    *sum = f64::from(*number);
+                }
+                largest[place] = f64::from(of_matrix[3]);
             }
         }
         let len = sums.len();
@@ -82,10 +87,11 @@ impl Trainer {
         for (index, name) in names.into_iter().enumerate() {
             let of = |number: usize| {
                 let place = index * MATRICES.len() + number;
-                let [saturated, underflowed, elements] = [0, 1, 2].map(|it| sums[3 * place + it]);
-                (elements > 0.0).then(|| MatrixQuantization {
-                    saturated: saturated / elements,
-                    underflowed: underflowed / elements,
+                let of_matrix = [0, 1, 2, 3].map(|it| sums[SUMS * place + it]);
+                let [saturated, underflowed, nonzero, ranks] = of_matrix;
+                (ranks > 0.0).then(|| MatrixQuantization {
+                    saturated: saturated / nonzero.max(1.0),
+                    underflowed: underflowed / nonzero.max(1.0),
                     amax: largest[place] / self.unit_of(MATRICES[number].0),
                 })
             };

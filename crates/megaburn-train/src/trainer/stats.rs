@@ -59,6 +59,37 @@ pub(super) struct Work {
     pub(super) padding: f64,
 }
 
+/// What ranks have found at the end of a step, or all of them together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Agreed {
+    /// The time of the slowest rank.
+    pub(super) seconds: f64,
+    /// The largest memory of a rank, in bytes.
+    pub(super) memory: f64,
+    /// 1 if a rank skips the step, else 0.
+    pub(super) bad: f64,
+    /// The loss, the largest one if ranks have different last bits; `None` if it, or the gradient
+    /// norm, is not finite.
+    pub(super) loss: Option<f64>,
+}
+
+impl Agreed {
+    /// The largest of each number.
+    ///
+    /// # Collective
+    /// All ranks.
+    pub(super) fn over(self, groups: &ProcessGroups) -> Result<Self, TrainError> {
+        let loss = self.loss.unwrap_or(f64::INFINITY);
+        let largest = world_max(groups, &[self.seconds, self.memory, self.bad, loss])?;
+        Ok(Self {
+            seconds: largest[0],
+            memory: largest[1],
+            bad: largest[2],
+            loss: Some(largest[3]).filter(|loss| loss.is_finite()),
+        })
+    }
+}
+
 impl Losses {
     /// No losses yet of `model`.
     pub(super) fn of(model: &DecoderConfig) -> Self {

@@ -20,7 +20,7 @@ use crate::{
         hybrid_context::HybridContext,
         passes::{ReduceScope, Training},
         schedules::StepRates,
-        stats::{Losses, StepLossTotals, Work, world_max},
+        stats::{Agreed, Losses, StepLossTotals, Work},
     },
 };
 
@@ -104,11 +104,11 @@ impl Trainer {
         // Check that all ranks agree, and advance.
         let loss_scale = self.loss_scaler.as_ref().map(LossScaler::scale);
         let step = progress.step + 1;
-        let [seconds, memory] = self.check_ranks_agree(step, outcome, started.elapsed())?;
+        let agreed = self.check_ranks_agree(step, outcome, started.elapsed())?;
         self.advance(step, samples, outcome)?;
         let max_attention_logit = self.clip_queries_and_keys(outcome.is_update)?;
         self.advance_scales(outcome.is_update)?;
-        let precision = self.end_precision(outcome.is_update, outcome.loss)?;
+        let precision = self.end_precision(outcome.is_update, agreed.loss)?;
         let log_params_norm = self.config.train.log_params_norm;
         let params_norm = log_params_norm
             .then(|| self.grads.params_norm(self.model()))
@@ -134,9 +134,9 @@ impl Trainer {
             grad_norm,
             lr: rates.lr,
             tokens: tokens as u64,
-            tokens_per_second: self.num_read(&work) / seconds,
-            tflops: flops / seconds / self.groups.world.size() as f64 / 1e12,
-            memory_bytes: memory as u64,
+            tokens_per_second: self.num_read(&work) / agreed.seconds,
+            tflops: flops / agreed.seconds / self.groups.world.size() as f64 / 1e12,
+            memory_bytes: agreed.memory as u64,
             loss_scale,
             skipped: !is_update,
             padding: self.pads_rows().then_some(work.padding),
@@ -152,22 +152,27 @@ impl Trainer {
 
     /// Checks that all ranks have the same outcome. They reduced the same numbers in the same order;
     /// a rank that differs must not continue, because it would wait for ranks that do something
-    /// else. Returns the time of the slowest rank in seconds, and the largest memory of a rank in
-    /// bytes.
+    /// else.
     fn check_ranks_agree(
         &self,
         step: u64,
         outcome: Outcome,
         elapsed: Duration,
-    ) -> Result<[f64; 2], TrainError> {
+    ) -> Result<Agreed, TrainError> {
         let bad = f64::from(u8::from(!outcome.is_update));
         let memory = used_bytes(&self.device) as f64;
-        let largest = world_max(&self.groups, &[elapsed.as_secs_f64(), memory, bad])?;
-        if largest[2] > bad {
+        let agreed = Agreed {
+            seconds: elapsed.as_secs_f64(),
+            memory,
+            bad,
+            loss: outcome.is_finite().then_some(outcome.loss),
+        };
+        let agreed = agreed.over(&self.groups)?;
+        if agreed.bad > bad {
             let rank = self.groups.world.rank();
             return Err(TrainError::Disagrees { step, rank });
         }
-        Ok([largest[0], largest[1]])
+        Ok(agreed)
     }
 
     /// Reads the outcome of the step from the device.

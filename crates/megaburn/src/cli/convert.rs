@@ -109,19 +109,22 @@ pub(super) enum DtypeArg {
 #[derive(Clone, Copy, ValueEnum)]
 pub(super) enum QuantizeArg {
     /// One scale for 128 by 128 elements, as in DeepSeek-V3 (`quant_method` fp8).
-    Fp8Block,
+    #[value(name = "fp8-block")]
+    Block,
     /// One scale for each output feature (`compressed-tensors`).
-    Fp8Channel,
+    #[value(name = "fp8-channel")]
+    Channel,
     /// One scale for each weight (`compressed-tensors`), for models without experts.
-    Fp8Tensor,
+    #[value(name = "fp8-tensor")]
+    Tensor,
 }
 
 impl QuantizeArg {
     fn form(self, powers_of_two: bool) -> HfQuantization {
         match self {
-            Self::Fp8Block => HfQuantization::Block { powers_of_two },
-            Self::Fp8Channel => HfQuantization::Channel,
-            Self::Fp8Tensor => HfQuantization::Tensor,
+            Self::Block => HfQuantization::Block { powers_of_two },
+            Self::Channel => HfQuantization::Channel,
+            Self::Tensor => HfQuantization::Tensor,
         }
     }
 }
@@ -214,7 +217,7 @@ impl ExportArgs {
             max_shard_gb,
             force,
         } = self;
-        if power_of_two_scales && !matches!(quantize, Some(QuantizeArg::Fp8Block)) {
+        if power_of_two_scales && !matches!(quantize, Some(QuantizeArg::Block)) {
             return Err(TrainError::Invalid {
                 key: "--power-of-two-scales",
                 value: "set".into(),

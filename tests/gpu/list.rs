@@ -5,8 +5,8 @@ use megaburn::collective::Group;
 use megaburn_kernel_tests as kernels;
 
 use crate::{
-    collectives, contexts, disagreements, experts, failures, fixtures, held, interop, launches,
-    layouts, offload, pipelines, ranks, regions, saves, steps, zero,
+    collectives, contexts, disagreements, experts, failures, fixtures, fp8, held, interop,
+    launches, layouts, offload, pipelines, ranks, regions, saves, steps, zero,
 };
 use megaburn_test_support::task_pool::TaskSize;
 
@@ -16,9 +16,10 @@ pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
 pub(crate) type GroupTest = (&'static str, GroupBody);
 type GroupBody = fn(&Group) -> Result<(), String>;
 
-const TESTS: [(&str, &[Test]); 8] = [
+const TESTS: [(&str, &[Test]); 9] = [
     ("interop", interop::TESTS),
     ("fixtures", fixtures::TESTS),
+    ("fp8", fp8::TESTS),
     ("held", held::TESTS),
     ("launches", launches::TESTS),
     ("steps", steps::TESTS),
@@ -26,13 +27,14 @@ const TESTS: [(&str, &[Test]); 8] = [
     ("saves", saves::TESTS),
     ("failures", failures::TESTS),
 ];
-const GROUP_TESTS: [(&str, &[GroupTest]); 9] = [
+const GROUP_TESTS: [(&str, &[GroupTest]); 10] = [
     ("collectives", collectives::GROUP_TESTS),
     ("regions", regions::GROUP_TESTS),
     ("contexts", contexts::GROUP_TESTS),
     ("disagreements", disagreements::GROUP_TESTS),
     ("experts", experts::GROUP_TESTS),
     ("fixtures", fixtures::GROUP_TESTS),
+    ("fp8", fp8::GROUP_TESTS),
     ("layouts", layouts::GROUP_TESTS),
     ("pipelines", pipelines::GROUP_TESTS),
     ("zero", zero::GROUP_TESTS),

@@ -16,6 +16,7 @@ mod disagreements;
 mod experts;
 mod failures;
 mod fixtures;
+mod fp8;
 mod held;
 mod interop;
 mod launches;

@@ -40,7 +40,9 @@ fn local_moments(trainer: &Trainer, groups: &ProcessGroups) -> Result<LocalParam
     let shard = |path: &str| trainer.plan().get(path).unwrap().shard.clone();
     let len = |path: &str| shard(path).local_shape().iter().product();
     let mut held = Vec::new();
-    for ((moment, path), state) in trainer.optimizer().held_state(len).moments {
+    let no_remainder = |path: &str| unreachable!("{path} has a whole master");
+    let held_state = trainer.optimizer().held_state(len, no_remainder);
+    for ((moment, path), state) in held_state.moments {
         if moment == Moment::ExpAvg {
             let range = state.range.clone();
             let values: Vec<f32> = state.read(range.clone())?.try_to_vec().unwrap();

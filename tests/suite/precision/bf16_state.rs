@@ -4,7 +4,10 @@
 use burn::tensor::DType;
 use megaburn::{
     checkpoint::newest,
-    train::{TrainConfig, config::Dtype},
+    train::{
+        TrainConfig,
+        config::{Dtype, StateDtype},
+    },
 };
 use rstest::rstest;
 
@@ -14,14 +17,21 @@ use crate::{
 };
 use megaburn_test_support::run::Run;
 
+fn of_state(dtype: Dtype) -> StateDtype {
+    match dtype {
+        Dtype::Bf16 => StateDtype::Bf16,
+        _ => StateDtype::F32,
+    }
+}
+
 /// The configuration of a run that keeps every number in bf16.
 fn narrow(run: &Run, layout: &str) -> TrainConfig {
     let mut config = config(run, layout, Dtype::Bf16);
     let optimizer = &mut config.optimizer;
     optimizer.main_params_dtype = Dtype::Bf16;
     optimizer.main_grads_dtype = Dtype::Bf16;
-    optimizer.exp_avg_dtype = Dtype::Bf16;
-    optimizer.exp_avg_sq_dtype = Dtype::Bf16;
+    optimizer.exp_avg_dtype = StateDtype::Bf16;
+    optimizer.exp_avg_sq_dtype = StateDtype::Bf16;
     config
 }
 
@@ -58,8 +68,8 @@ fn each_part_of_the_state_is_kept_in_its_own_type() {
         let run = Run::new();
         let mut config = config(&run, "tp1", Dtype::Bf16);
         config.optimizer.main_params_dtype = masters;
-        config.optimizer.exp_avg_dtype = exp_avg;
-        config.optimizer.exp_avg_sq_dtype = exp_avg_sq;
+        config.optimizer.exp_avg_dtype = of_state(exp_avg);
+        config.optimizer.exp_avg_sq_dtype = of_state(exp_avg_sq);
         // Resume in between: loaded state must keep its type.
         train(config.clone(), 1);
         train(config, 2);

@@ -28,8 +28,8 @@ impl RunPrecision {
             let from = phase["from_step"].as_u64();
             from.is_some_and(|from| from <= step.max(1))
         };
-        let phases = said["schedule"].as_array().into_iter().flatten();
-        let phase = phases.filter(begun).last().unwrap_or(&Value::Null);
+        let mut phases = said["schedule"].as_array().into_iter().flatten();
+        let phase = phases.rfind(begun).unwrap_or(&Value::Null);
         let own = |key: &str| match &phase[key] {
             Value::Null => &said[key],
             own => own,
@@ -107,7 +107,7 @@ mod tests {
         let mut kept = Vec::new();
         // The fifth block predicts several tokens; it is no layer.
         for index in 0..5 {
-            let path = |part| format!("blocks.{index}.{part}.weight");
+            let path = |part: &str| format!("blocks.{index}.{part}.weight");
             let parts = [DENSE, EXPERT].into_iter();
             kept.extend(
                 parts

@@ -79,7 +79,7 @@ mod value;
 use megaburn_kernels::AttentionKernel;
 use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
-pub use megaburn_optim::Dtype;
+pub use megaburn_optim::{Dtype, StateDtype};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

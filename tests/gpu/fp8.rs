@@ -1,0 +1,213 @@
+//! Training with quantised matrices: as on the CPU, and under every layout as on one GPU.
+
+use std::{fmt::Display, path::Path, sync::Arc};
+
+use burn::prelude::Device;
+use megaburn::{
+    collective::{Group, ProcessGroups},
+    train::{ConfigLayers, RunData, TrainConfig, Trainer},
+};
+
+use crate::{GroupTest, Test, ranks::this_gpu};
+use megaburn_kernel_tests::part;
+use megaburn_test_support::{
+    gather::{LocalParams, local_params, relative_distance},
+    text::write_random_text,
+};
+
+pub(crate) const TESTS: &[Test] = &[("every_recipe_trains_as_on_the_cpu", on_one_gpu)];
+
+pub(crate) const GROUP_TESTS: &[GroupTest] =
+    &[("every_recipe_trains_as_on_one_gpu", under_layouts)];
+
+/// A model of two layers whose splits over two ranks do not cut blocks of 128.
+const MODEL: &str = "
+[model]
+hidden = 64
+ffn = 256
+layers = 2
+heads = 2
+kv_heads = 2
+head_dim = 128
+[data]
+seq_len = 128
+[train]
+steps = 3
+global_batch = 8
+micro_batch = 4
+[optimizer]
+name = \"sgd\"
+lr = 1e-2
+warmup_steps = 0
+[generate]
+tokens = 0
+";
+
+const RECIPES: [&str; 5] = ["tensorwise", "delayed", "blockwise", "mxfp8", "nvfp4"];
+
+/// Settings and layouts on two and on four ranks.
+const LAYOUTS: [(&[&str], &str); 11] = [
+    (&[], "tp2"),
+    (&[], "tp2-sp"),
+    (&[], "cp2"),
+    (&[], "pp2"),
+    (&["parallel.schedule=zb-h1"], "pp2"),
+    (&["parallel.zero=1"], "dp2"),
+    (&["parallel.zero=2"], "dp2"),
+    (&["parallel.zero=3"], "dp2"),
+    (&["recompute.method=uniform"], "tp2-sp"),
+    (&[], "tp2-cp2-sp"),
+    (&["parallel.zero=2"], "tp2-dp2-sp"),
+];
+
+/// Bounds of the relative differences of losses, gradient norms and what a parameter has moved by.
+///
+/// Tensor cores sum the products of the result with fewer bits than f32, so that numbers near the
+/// middle of two FP8 numbers are rounded the other way.
+const BOUNDS: [f64; 3] = [2e-5, 4e-3, 3e-2];
+
+/// Loss and gradient norm of each step, and what this rank's parameters have moved by in all of them.
+struct Trained {
+    steps: Vec<[f64; 2]>,
+    moved: LocalParams,
+}
+
+fn told(error: impl Display) -> String {
+    error.to_string()
+}
+
+fn config(folder: &Path, sets: &[&str], layout: &str) -> Result<TrainConfig, String> {
+    let data = format!("data.path={}", folder.join("text.txt").display());
+    let layers = ConfigLayers::new().with_text("fp8", MODEL);
+    let sets = sets.iter().copied().chain([data.as_str()]);
+    let layers = sets.fold(layers, |layers, set| layers?.with_set(set));
+    let layers = layers.and_then(|layers| layers.with_layout(layout));
+    layers.and_then(|layers| layers.load()).map_err(told)
+}
+
+/// Runs `test` with what trains in a folder with a text: settings, a layout, and this rank's world.
+fn with_text(
+    test: impl FnOnce(
+        &dyn Fn(&[&str], &str, &Group, Device) -> Result<Trained, String>,
+    ) -> Result<(), String>,
+) -> Result<(), String> {
+    let folder = std::env::temp_dir().join(format!("megaburn-fp8-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).map_err(told)?;
+    write_random_text(&folder.join("text.txt"), 80_000, 11);
+    let found = test(&|sets, layout, world, device| {
+        let config = config(&folder, sets, layout)?;
+        train(config, world, device)
+    });
+    // Temporary files may stay if they cannot be removed.
+    let _ = std::fs::remove_dir_all(&folder);
+    found
+}
+
+fn train(config: TrainConfig, world: &Group, device: Device) -> Result<Trained, String> {
+    let data = Arc::new(RunData::load(&config).map_err(told)?);
+    let layout = config.layout(None).map_err(told)?;
+    let groups = ProcessGroups::new(world, layout).map_err(told)?;
+    let num_steps = config.train.steps;
+    let trainer = Trainer::new(Arc::new(config), groups, device.autodiff(), data);
+    let mut trainer = trainer.map_err(told)?;
+    let before = local_params(&trainer).map_err(told)?;
+    let mut steps = Vec::new();
+    for _ in 0..num_steps {
+        let step = trainer.step().map_err(told)?;
+        steps.push([step.loss, step.grad_norm]);
+    }
+    let mut moved = local_params(&trainer).map_err(told)?;
+    for ((_, after, _), (_, before, _)) in moved.iter_mut().zip(before) {
+        after
+            .iter_mut()
+            .zip(before)
+            .for_each(|(after, before)| *after -= before);
+    }
+    Ok(Trained { steps, moved })
+}
+
+/// The largest relative differences from a run of one rank, as in [`BOUNDS`].
+fn compared(found: &Trained, one: &Trained) -> [f64; 3] {
+    let largest = |index: usize| {
+        let pairs = found.steps.iter().zip(&one.steps);
+        let off = pairs.map(|(a, b)| (a[index] - b[index]).abs() / b[index].abs());
+        off.fold(0.0, f64::max)
+    };
+    let apart = |(path, local, spec): &(String, Vec<f32>, _)| {
+        let spec: &megaburn::mesh::ShardSpec = spec;
+        let (_, whole, _) = one
+            .moved
+            .iter()
+            .find(|(known, ..)| known == path)
+            .expect("the same model");
+        let mut same_part = vec![0.0; local.len()];
+        for piece in &spec.pieces {
+            spec.for_each_run(piece, |from, to, len| {
+                same_part[from..from + len].copy_from_slice(&whole[to..to + len]);
+            });
+        }
+        relative_distance(local, &same_part)
+    };
+    let moved = found.moved.iter().map(apart).fold(0.0, f64::max);
+    [largest(0), largest(1), moved]
+}
+
+fn near(found: &Trained, one: &Trained, what: &str) -> Result<(), String> {
+    let found = compared(found, one);
+    eprintln!("{what}: {found:?}");
+    // A NaN is not below its bound.
+    let is_near = found
+        .iter()
+        .zip(BOUNDS)
+        .all(|(found, bound)| *found <= bound);
+    is_near
+        .then_some(())
+        .ok_or(format!("{what}: {found:?}, bounds {BOUNDS:?}"))
+}
+
+/// Checks that a run with a recipe is not the run without one.
+fn quantised(plain: &Trained, with: &Trained, recipe: &str) -> Result<(), String> {
+    let found = compared(with, plain);
+    let is_other = found[2] > 2.0 * BOUNDS[2];
+    is_other
+        .then_some(())
+        .ok_or(format!("{recipe}: nothing was quantised: {found:?}"))
+}
+
+fn on_one_gpu() -> Result<(), String> {
+    with_text(|train| {
+        let one = Group::single(7);
+        let plain = train(&[], "tp1", &one, Device::flex())?;
+        for recipe in RECIPES.iter().filter(|_| part::is_mine()) {
+            let sets = [format!("precision.recipe={recipe}")];
+            let sets = sets.each_ref().map(String::as_str);
+            let cpu = train(&sets, "tp1", &one, Device::flex())?;
+            quantised(&plain, &cpu, recipe)?;
+            near(&train(&sets, "tp1", &one, Device::cuda(0))?, &cpu, recipe)?;
+        }
+        Ok(())
+    })
+}
+
+fn under_layouts(world: &Group) -> Result<(), String> {
+    with_text(|train| {
+        let one = Group::single(world.seed());
+        for recipe in RECIPES.iter().filter(|_| part::is_mine()) {
+            let recipe = format!("precision.recipe={recipe}");
+            let alone = train(&[&recipe], "tp1", &one, this_gpu())?;
+            for (sets, layout) in LAYOUTS {
+                let sets = [&[recipe.as_str()][..], sets].concat();
+                let layout = layout.to_string();
+                let ranks = config(Path::new(""), &sets, &layout)?
+                    .layout(None)
+                    .map_err(told)?
+                    .world_size();
+                if ranks == world.size() {
+                    let found = train(&sets, &layout, world, this_gpu())?;
+                    near(&found, &alone, &format!("{layout}, {sets:?}"))?;
+                }
+            }
+        }
+        Ok(())
+    })
+}

@@ -280,7 +280,7 @@ fn an_export_follows_the_precision_of_its_run() {
 #[case("gpt2", &["fp8-block"], "gpt2 models publish weights as [in, out]")]
 #[case("gpt-oss", &["fp8-block"], "gpt_oss models publish experts in stacks")]
 #[case("qwen3", &["fp8-block"], "tensor `model.layers.0.self_attn.q_proj.weight`: vLLM does not start")]
-#[case("deepseek-v3-mtp", &["fp8-tensor"], "tensor `model.layers.1.mlp.experts.0.gate_proj.weight`: vLLM starts no experts")]
+#[case("deepseek-v3-mtp", &["fp8-tensor"], "tensor `model.layers.1.mlp.experts.0.down_proj.weight`: vLLM starts no experts")]
 #[case("qwen3", &["fp8-channel", "--power-of-two-scales"], "used with --quantize fp8-block only")]
 fn what_engines_do_not_read_in_fp8_is_refused(
     #[case] name: &str,

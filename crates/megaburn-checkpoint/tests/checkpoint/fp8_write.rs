@@ -138,9 +138,23 @@ fn what_is_read_back_is_within_half_a_step_and_is_written_as_it_is(
             );
         }
     }
-    // The numbers were rounded to bf16 as they were read, and still their codes come back.
+    // The numbers were rounded to bf16 as they were read, and still they come back.
     export(&written, &again, form, u64::MAX);
-    if max_shard_bytes == u64::MAX {
+    let is_power = matches!(
+        form,
+        HfQuantization::Block {
+            powers_of_two: true
+        }
+    );
+    if is_power {
+        // A block whose largest code was rounded to 224 gets half its scale, and other codes.
+        let again = HfDir::open(&again).unwrap();
+        for name in names(&source) {
+            let rows = source.require(&name).unwrap().num_rows();
+            let [a, b] = [&written, &again].map(|dir| dir.read_rows(&name, 0..rows).unwrap());
+            assert_eq!(a.as_bytes(), b.as_bytes(), "{name}");
+        }
+    } else if max_shard_bytes == u64::MAX {
         let [first, second] = [&to, &again].map(|folder| codes(folder));
         assert_eq!(first.len(), 3);
         assert_eq!(first, second);

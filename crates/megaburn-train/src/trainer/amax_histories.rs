@@ -1,6 +1,6 @@
 //! The largest magnitudes of the steps before, from which delayed scales are derived.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::config::{AmaxCompute, PrecisionConfig};
 
@@ -51,13 +51,12 @@ impl AmaxHistories {
         self.matrices.clone()
     }
 
-    /// Forgets the steps of the matrices of some layers.
-    pub(super) fn forget(&mut self, layers: &BTreeSet<String>) {
-        let is_of_one = |name: &str| {
-            let layer = name.rsplit_once('.').map(|(layer, _)| layer);
-            layer.is_some_and(|layer| layers.contains(layer))
-        };
-        self.matrices.retain(|name, _| !is_of_one(name));
+    /// The histories of the matrices of those layers for which `keeps` is true.
+    #[must_use]
+    pub(super) fn of_layers(mut self, keeps: impl Fn(&str) -> bool) -> Self {
+        let is_kept = |name: &str| name.rsplit_once('.').is_some_and(|(layer, _)| keeps(layer));
+        self.matrices.retain(|name, _| is_kept(name));
+        self
     }
 
     /// Adds a step with the largest magnitude of every matrix; the history of one that is missing is

@@ -39,7 +39,8 @@ impl Trainer {
         if is_other_phase {
             self.amax_histories.clear();
         }
-        self.amax_histories.forget(&self.precision.held);
+        let histories = self.amax_histories.clone();
+        self.amax_histories = histories.of_layers(|layer| self.precision_of(layer).is_some());
         self.set_layers();
         self.derive_scales();
     }
@@ -67,14 +68,11 @@ impl Trainer {
 
     /// The precision of a layer of the full model in the current step; `None` if it is not quantised.
     pub(super) fn precision_of(&self, layer: &str) -> Option<LinearPrecision> {
-        let precision = self.precision_without_fallback(layer);
         let group = without_expert(layer);
         let mut held = self.precision.held.iter();
-        precision.filter(|_| !held.any(|held| without_expert(held) == group))
-    }
-
-    /// The precision that a layer has in the current step unless it has fallen back.
-    pub(super) fn precision_without_fallback(&self, layer: &str) -> Option<LinearPrecision> {
+        if held.any(|held| without_expert(held) == group) {
+            return None;
+        }
         let mut path = layer.split('.').skip_while(|part| *part != "blocks");
         let block = path.nth(1).and_then(|index| index.parse().ok())?;
         let (_, phase) = &self.precision.current;

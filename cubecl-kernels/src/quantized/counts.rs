@@ -104,8 +104,9 @@ fn limit<B: QuantizedOps>(amax: &FloatTensor<B>, how: &Quantization) -> Tensor<1
     let amax: Tensor<1> = B::wrap(amax.clone());
     let large = amax.clone().mul_scalar(4.0).unsqueeze();
     let largest = numbers::<B>(large, Some(B::unwrap(amax.clone())), how);
-    // A scale that is no power of two is rounded: the magnitude itself still fits.
-    largest.reshape([1]).max_pair(amax)
+    // An operand may be padded with zeros. A scale that is no power of two is rounded: the magnitude
+    // itself still fits.
+    largest.max().max_pair(amax)
 }
 
 /// The numbers that elements stand for, in any order, perhaps with zeros in addition.

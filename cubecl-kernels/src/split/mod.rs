@@ -62,7 +62,7 @@ pub fn split_last_with<const D: usize, const N: usize>(
 /// [`split_last_with`] of features that are heads one after the other: each part has some of them.
 ///
 /// Burn's `reshape` of a part of the features copies it if there is one sequence, though a view would
-/// do. So the heads are told apart first.
+/// do. So the features become heads first.
 ///
 /// # Shapes
 /// `[s, b, n * head_dim]` to `[s, b, counts[i], head_dim]` each

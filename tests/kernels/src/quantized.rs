@@ -240,7 +240,9 @@ fn run_experts(
 }
 
 fn experts() -> Result<(), String> {
-    let is_usual = |recipe: &QuantizationRecipe| !recipe.power_of_two_scales;
+    let is_usual = |recipe: &QuantizationRecipe| {
+        !recipe.power_of_two_scales && !matches!(recipe.scaling, Scaling::Nvfp4(_))
+    };
     for recipe in recipes().into_iter().filter(is_usual) {
         for (rows, [inputs, outputs]) in [
             (&[17, 0, 130, 1][..], [64, 48]),

@@ -13,7 +13,7 @@ use crate::{stretches::stretches, tokens::TokenBlock};
 /// rounding. The model says it before it applies layers, also where backward applies them again.
 /// Clones share it.
 ///
-/// Layers that are told nothing draw the same numbers in each pass.
+/// Layers without this information draw the same numbers in each pass.
 #[derive(Clone, Debug, Default)]
 pub struct CurrentTokens(Arc<Mutex<Option<TokenBlock>>>);
 

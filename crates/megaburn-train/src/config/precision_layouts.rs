@@ -172,6 +172,11 @@ mod tests {
     }
 
     #[rstest]
+    #[case(
+        &["precision.recipe=nvfp4", "model.family=mixtral"],
+        "tp1",
+        "`precision.experts_in_bf16` is false: it must be true with precision.recipe = \"nvfp4\""
+    )]
     #[case(&["precision.recipe=fp8"], "tp1", "precision.recipe")]
     #[case(&["precision.format=e5m2"], "tp1", "precision.format")]
     #[case(&["precision.amax_history_len=0"], "tp1", "`precision.amax_history_len` is 0: it must be at least 1")]

@@ -23,7 +23,7 @@ pub(crate) use gradients::put_gradient;
 pub use options::{GroupWeight, GroupedOptions};
 use rows::row_ranges;
 
-use crate::quantized::LinearQuantization;
+use crate::quantized::{LinearQuantization, Scaling};
 
 /// Multiplies each range of rows by its own matrix: the first `rows[0]` rows of `x` by the first
 /// matrix, and so on. A range may be empty: its matrix is read and gets a gradient of zeros all the
@@ -92,6 +92,11 @@ fn check_quantizations(all: &[LinearQuantization], num: usize) {
     assert!(
         are_equal,
         "grouped_linear: the matrices are quantised by different recipes"
+    );
+    let is_nvfp4 = |one: &LinearQuantization| matches!(one.recipe.scaling, Scaling::Nvfp4(_));
+    assert!(
+        !all.iter().any(is_nvfp4),
+        "grouped_linear: the recipe is NVFP4, which several matrices at once do not support"
     );
 }
 

@@ -4,8 +4,8 @@ use super::convert::pack;
 use super::numbers::{BLOCK_UNITS, BlockSizes, number};
 use crate::kernel_parts::{RandomStream, random_bits, unit};
 
-/// Where a matrix's random numbers are in their stream. Stretches of consecutive rows (or columns) of
-/// the whole matrix begin at `row_firsts` in this one and at `row_starts` in the whole.
+/// Where a matrix's random numbers are in their stream. Ranges of consecutive rows (or columns) of the
+/// whole matrix begin at `row_firsts` in this one and at `row_starts` in the whole.
 #[derive(CubeType, CubeLaunch)]
 pub(in crate::quantized) struct DrawnArg {
     pub(in crate::quantized) random: RandomStream,

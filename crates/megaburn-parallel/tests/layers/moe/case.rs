@@ -8,7 +8,6 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use megaburn_collective::{Group, ProcessGroups};
-use megaburn_kernels::WeightSpan;
 use megaburn_mesh::{Axis, Coords, Layout, ShardSpec, Zigzag};
 use megaburn_parallel::{
     Activation, BatchContext, Capacity, Dispatcher, ExpertGroups, LoadBalance, LoadCounts, Moe,
@@ -107,10 +106,7 @@ impl Case {
             dispatcher,
             ..MoeOptions::default()
         };
-        let scope = PrecisionScope {
-            tokens: groups.tp_cp.clone(),
-            weights: WeightSpan::default(),
-        };
+        let scope = PrecisionScope::new(groups.tp_cp.clone(), Zigzag::WHOLE);
         let moe = config
             .with_recompute(self.recompute)
             .init(groups, options, &autodiff())

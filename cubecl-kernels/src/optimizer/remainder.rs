@@ -153,7 +153,7 @@ mod tests {
         let masters: Vec<f32> = bits.iter().map(|bits| f32::from_bits(*bits)).collect();
         let (mut found, [param, again]) = kept(&masters);
         assert_eq!(param, again);
-        if upper % 2 == 0 {
+        if upper.is_multiple_of(2) {
             // Exactly between two parameters, of which the lower one is even.
             assert_eq!(found[0x8000], bits[0x7fff]);
             found[0x8000] = bits[0x8000];

@@ -59,7 +59,7 @@ mod tests {
 
     /// An element of the matrix `H` of Sylvester's order.
     fn element(row: usize, col: usize) -> f32 {
-        if (row & col).count_ones() % 2 == 0 {
+        if (row & col).count_ones().is_multiple_of(2) {
             1.0
         } else {
             -1.0

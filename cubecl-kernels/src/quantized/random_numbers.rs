@@ -166,7 +166,7 @@ mod tests {
             assert_eq!(found, whole[row * 10 + col]);
         }
         let later = numbers()
-            .with_rows([0..4], 2)
+            .with_rows([0..2, 2..4], 2)
             .drawn([4, 10], SummedDim::Rows);
         assert_eq!(later.uniform(), whole[20..60]);
     }
@@ -195,6 +195,6 @@ mod tests {
     fn rows_of_padding_follow_the_last() {
         assert_eq!(cut(&[4..6, 10..12], 7), [4..6, 10..12, 12..15]);
         assert_eq!(cut(&[4..6, 10..12], 3), [4..6, 10..11]);
-        assert_eq!(cut(&[], 2), [0..2]);
+        assert_eq!(cut(&[], 2), std::slice::from_ref(&(0..2)));
     }
 }

@@ -189,7 +189,7 @@ mod tests {
     #[case("delayed", "pp2")]
     #[case("blockwise", "tp1")]
     #[case("mxfp8", "dp2")]
-    #[case("nvfp4", "tp2")]
+    #[case("nvfp4", "dp2")]
     fn what_is_not_finite_changes_nothing(
         #[case] recipe: &str,
         #[case] layout: &str,

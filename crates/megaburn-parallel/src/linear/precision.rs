@@ -21,7 +21,7 @@ pub struct LinearPrecision {
     /// The formats, and which elements share a scale.
     pub recipe: QuantizationRecipe,
     /// Whether scales follow the largest magnitudes of the steps before
-    /// ([`DelayedAmax`]), which the trainer keeps.
+    /// ([`DelayedAmax`](megaburn_kernels::DelayedAmax)), which the trainer keeps.
     #[config(default = false)]
     pub delayed: bool,
 }

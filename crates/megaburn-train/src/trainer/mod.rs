@@ -135,13 +135,11 @@ pub struct Trainer {
     /// Number of consecutive skipped steps so far.
     consecutive_skips: u64,
     samples: RunSamples,
-    /// The samples of this rank's micro-batches in the step that is computed, if they were read
-    /// before it.
+    /// The samples of this rank's micro-batches in the step, if they were read before it.
     step_samples: Vec<Vec<Sample>>,
     /// The batch of an evaluation, and of a step after the batch ramp.
     batch: GlobalBatch,
-    /// For each layer of the full model, the fraction of the last batch's tokens that each expert
-    /// got.
+    /// For each layer of the full model, each expert's share of the last batch's tokens.
     last_load: Vec<Option<Vec<f64>>>,
     /// The largest magnitudes of the steps before, with delayed scaling.
     amax_histories: AmaxHistories,

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{cast, error::CheckpointError, tensor_bytes::TensorBytes};
 
-/// A tensor that is read from FP8 codes and their scales, and only from those of the elements that
-/// are needed.
+/// A tensor that is stored as FP8 codes and scales. A reader of some elements reads their codes and
+/// scales only.
 ///
 /// An element is the number of its code times its scale, in f32, which is then rounded to the type
 /// of the tensor, as in Transformers and in DeepSeek's `weight_dequant`.
@@ -45,7 +45,7 @@ impl DequantizedBytes {
         let last = first + codes.len() - 1;
         let Grid { rows, cols, block } = self.grid;
         let [height, width] = self.grid.scales();
-        // The place of the first scale of a row among those of all matrices.
+        // The index of a row's first scale; the scales of all matrices follow one another.
         let of_row = |row: usize| (row / rows * height + row % rows / block[0]) * width;
         let needed = match [first / cols, last / cols] {
             [row, end] if row == end => {

@@ -108,8 +108,8 @@ impl<'a> Encoder<'a> {
         Ok(scales)
     }
 
-    /// Calls `f` with the elements of some rows, those of one scale at a time, and with the place of
-    /// the scale.
+    /// Calls `f` once for each run of elements in some rows that share a scale, with these elements
+    /// and the index of their scale.
     fn for_each(
         &self,
         header: &TensorHeader,

@@ -99,7 +99,7 @@ impl Float8 {
     }
 }
 
-/// The code in E4M3 of the number nearest to `x`, the even one of two. What is too large becomes the
+/// Returns the E4M3 code of `x`: rounds to the nearest number, ties to even, and saturates at the
 /// largest number.
 pub(super) fn e4m3(x: f32) -> u8 {
     let sign = if x.is_sign_negative() { 0x80 } else { 0 };

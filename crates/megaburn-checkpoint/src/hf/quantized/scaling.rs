@@ -3,9 +3,9 @@
 pub(super) enum Scaling {
     /// All of them.
     Tensor,
-    /// Those of an output feature: a row.
+    /// The elements of a row, which is an output feature, share a scale.
     Channel,
-    /// Those of a block of this many rows and columns; blocks at the end may be smaller.
+    /// Blocks of this number of rows and columns share a scale; the last ones may be smaller.
     Block([usize; 2]),
 }
 

@@ -24,9 +24,9 @@ use crate::{
 /// The tensors of a folder that can be read.
 #[derive(Debug, Default)]
 pub(in crate::hf) struct Readable {
-    /// All tensors. Those of FP8 have the type that `config.json` gives the model.
+    /// All tensors. FP8 tensors are read in the type that `config.json` names for the model.
     pub(in crate::hf) tensors: Tensors,
-    /// Those of FP8 in f32, before they are rounded to that type.
+    /// The FP8 tensors in f32, before they are rounded to that type.
     pub(in crate::hf) wide: Tensors,
 }
 
@@ -47,8 +47,8 @@ const OF_ACTIVATIONS: [&str; 9] = [
     "prob_scale",
 ];
 
-/// The tensors of the folder `path` that can be read. Scales are left out: those of weights are
-/// part of these, and those of activations are not used.
+/// Returns the tensors of the folder `path` that can be read. Scales are not among them: weights
+/// are read with their scales, and the scales of activations are not used.
 ///
 /// # Errors
 /// `config.json` names a method that is not read, or none; an FP8 tensor has no scales, or they have

@@ -1,7 +1,7 @@
 /// Which elements of a weight share a scale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Scaling {
-    /// All of them.
+    /// All elements of the tensor share a scale.
     Tensor,
     /// The elements of a row, which is an output feature, share a scale.
     Channel,

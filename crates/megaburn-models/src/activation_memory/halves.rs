@@ -99,7 +99,10 @@ impl ActivationMemory {
                 "cross attention: queries, keys and values",
                 e * (sizes.query * n + 2 * sizes.key_value * encoder_tokens),
             ),
-            ("cross attention: output", e * sizes.query * n),
+            (
+                "cross attention: output",
+                (1 + usize::from(composed)) * e * sizes.query * n,
+            ),
             ("cross attention: scores", scores),
         ]
     }

@@ -72,9 +72,8 @@
 //! Attention that is [composed](Scores::Kept) of matrix products and a softmax (on CPUs and in f32)
 //! saves, in place of the LSE:
 //! - the probabilities, `e hq / t` for each pair of positions of a block of scores
-//! - a second copy of its output, except in both directions
-//! - with a relative bias, and for grouped-query attention without rotations and norms of heads, a
-//!   copy of the queries
+//! - a second copy of its output
+//! - for grouped-query attention without rotations and norms of heads, a copy of the queries
 //! - with attention dropout, the dropout factors in f32, which are not counted here
 //!
 //! With context parallelism, `n` is the number of tokens that a rank holds. Attention over several

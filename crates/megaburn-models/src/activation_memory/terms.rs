@@ -143,12 +143,7 @@ impl ActivationMemory {
         // values are still views of the qkv tensor, this copy is an additional tensor.
         let is_composed = self.is_fallback() && !self.recompute.core_attention;
         let is_grouped = is_composed && heads > kv_heads;
-        let has_bias = is_composed && self.model.positions.relative().is_some();
-        let copied = if has_bias || (is_grouped && !alone) {
-            e * query
-        } else {
-            0
-        };
+        let copied = if is_grouped && !alone { e * query } else { 0 };
         let copies = self.model.kv_heads < self.tp;
         let mut terms = vec![
             ("queries, keys and values", (e * qkv + copied + wider) * n),
@@ -190,20 +185,16 @@ impl ActivationMemory {
         let n = self.tokens();
         let e = self.element;
         let in_heads = if self.shares_heads { e * given * n } else { 0 };
-        // All queries of attention in both directions are one block, whose output is not joined.
-        let joined = if self.model.sees_later(index) {
-            0
-        } else {
-            e * given * n
-        };
+        // Composed attention saves its output by head, and the matrix after it by position.
+        let by_head = e * given * n;
         let (again, of_scores) = match self.is_fallback() {
             _ if self.recompute.core_attention => (0, 0),
             false => (in_heads, STATISTIC * heads * n),
             // With a soft cap, the slopes of the capped scores are saved too.
             true if self.model.attention_soft_cap.is_some() => {
-                (joined, 2 * e * heads * self.pairs(index))
+                (by_head, 2 * e * heads * self.pairs(index))
             }
-            true => (joined, e * heads * self.pairs(index)),
+            true => (by_head, e * heads * self.pairs(index)),
         };
         [
             ("output of attention", e * given * n + again),

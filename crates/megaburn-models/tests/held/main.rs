@@ -256,7 +256,7 @@ fn what_parts_and_whole_blocks_hold_is_what_the_formula_says(
                 recompute,
                 ..of.clone()
             },
-            0.05,
+            0.02,
         );
     }
 }
@@ -285,7 +285,7 @@ fn an_encoder_and_a_decoder_hold_what_the_formula_says(
                 recompute,
                 ..of.clone()
             },
-            0.05,
+            0.02,
         );
     }
 }
@@ -365,7 +365,7 @@ fn blocks_that_predict_further_tokens_hold_what_the_formula_says(
                 recompute,
                 ..of.clone()
             },
-            0.03,
+            0.02,
         );
     }
 }

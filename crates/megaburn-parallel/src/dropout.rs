@@ -3,7 +3,7 @@ use megaburn_collective::Group;
 use megaburn_kernels::{DropoutKey, dropout};
 use megaburn_mesh::{PositionRng, Purpose, Zigzag};
 
-use crate::{error::ParallelError, stretches::stretches, tokens::TokenBlock};
+use crate::{error::ParallelError, shards::Sharded, stretches::stretches, tokens::TokenBlock};
 
 /// Configuration of a [`ParallelDropout`].
 #[derive(Config, Debug)]
@@ -52,7 +52,7 @@ pub(crate) fn check(layer: &'static str, name: &str, prob: f64) -> Result<(), Pa
 ///
 /// # Collective
 /// None.
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 pub struct ParallelDropout {
     #[module(skip)]
     config: ParallelDropoutConfig,

@@ -36,6 +36,9 @@
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]
 
+// `#[derive(Sharded)]` names this crate, in this crate too.
+extern crate self as megaburn_parallel;
+
 mod attention;
 mod context;
 mod cross_entropy;

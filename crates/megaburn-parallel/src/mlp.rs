@@ -19,7 +19,7 @@ use crate::{
     init::named,
     linear::{LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope},
     recomputable::Recomputable,
-    shards::{PlanBuilder, Sharded},
+    shards::Sharded,
 };
 
 /// The function between an [`Mlp`]'s matrices.
@@ -188,7 +188,7 @@ impl MlpConfig {
 ///
 /// # Collective
 /// As a column and a row [`ParallelLinear`].
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 pub struct Mlp {
     /// The up matrix, `[d_model, d_ffn / n]`; gated `[d_model, 2 * d_ffn / n]`: this rank's gate
     /// columns, then its up columns.
@@ -276,12 +276,5 @@ impl Mlp {
             down: down.whole_sequence(),
             ..self
         }
-    }
-}
-
-impl Sharded for Mlp {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.child("up", &self.up);
-        plan.child("down", &self.down);
     }
 }

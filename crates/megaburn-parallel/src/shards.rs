@@ -4,34 +4,59 @@ use std::collections::BTreeMap;
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
-    tensor::Tensor,
+    nn,
+    tensor::{Tensor, kind::Basic},
 };
 use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
+pub use megaburn_derive::Sharded;
 use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
 
 use crate::{error::ParallelError, linear::QuantizedLayer};
 
-/// A module that knows the shards of its parameters. Layers of this crate implement it. A model
-/// forwards the call to its fields, under their names:
+/// A module that knows the shards of its parameters. Layers of this crate implement it; a model
+/// derives it, and adds its fields under their names:
 ///
 /// ```
-/// use burn::module::Module;
-/// use megaburn_parallel::{Mlp, Norm, PlanBuilder, Sharded};
+/// use burn::{module::Module, nn};
+/// use megaburn_collective::Group;
+/// use megaburn_parallel::{Mlp, Norm, Sharded};
 ///
-/// #[derive(Module, Debug)]
+/// #[derive(Module, Sharded, Debug)]
 /// struct Block {
 ///     norm: Norm,
 ///     mlp: Mlp,
 /// }
 ///
-/// impl Sharded for Block {
-///     fn shards(&self, plan: &mut PlanBuilder) {
-///         plan.child("norm", &self.norm);
-///         plan.child("mlp", &self.mlp);
-///     }
+/// #[derive(Module, Sharded, Debug)]
+/// struct Model {
+///     blocks: Vec<Block>,
+///     /// A plain Burn layer, of which every rank of the group has the same copy.
+///     #[sharded(replicated = group)]
+///     scale: nn::LayerNorm,
+///     #[module(skip)]
+///     group: Group,
 /// }
 /// ```
+///
+/// A plain Burn layer without `replicated` does not compile:
+///
+/// ```compile_fail,E0277
+/// use burn::{module::Module, nn};
+/// use megaburn_parallel::Sharded;
+///
+/// #[derive(Module, Sharded, Debug)]
+/// struct Model {
+///     scale: nn::LayerNorm,
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say which part of its parameters a rank holds",
+    label = "not `Sharded`",
+    note = "derive it for a module of parallel layers: `#[derive(Module, Sharded, Debug)]`",
+    note = "mark a field of a plain Burn layer `#[sharded(replicated = group)]`, where `group: Group` is a field \
+        with `#[module(skip)]`"
+)]
 pub trait Sharded {
     /// Adds every parameter to the plan.
     fn shards(&self, plan: &mut PlanBuilder);
@@ -45,6 +70,39 @@ impl<M: Sharded> Sharded for Option<M> {
         }
     }
 }
+
+/// Each module is added under its number.
+impl<M: Sharded> Sharded for Vec<M> {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.numbered(self);
+    }
+}
+
+/// Each module is added under its number.
+impl<M: Sharded, const N: usize> Sharded for [M; N] {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.numbered(self);
+    }
+}
+
+/// A constant, which is not a parameter.
+impl<const D: usize, K: Basic> Sharded for Tensor<D, K> {
+    fn shards(&self, _: &mut PlanBuilder) {}
+}
+
+/// Implements the trait for modules of Burn without parameters.
+macro_rules! without_parameters {
+    ($($module:ty),*) => {$(
+        impl Sharded for $module {
+            fn shards(&self, _: &mut PlanBuilder) {}
+        }
+    )*};
+}
+
+without_parameters!(
+    bool, usize, u64, u32, u16, u8, isize, i64, i32, i16, i8, f64, f32, String
+);
+without_parameters!(nn::Dropout, nn::Gelu, nn::Relu, nn::Sigmoid, nn::Tanh);
 
 /// Collects a [`ShardPlan`] while walking down a model.
 #[derive(Debug, Default)]
@@ -97,13 +155,11 @@ impl PlanBuilder {
         self.path.pop();
     }
 
-    /// Adds the vector of modules in field `field`.
-    pub fn children<M: Sharded>(&mut self, field: &str, modules: &[M]) {
-        self.path.push(field.to_string());
+    /// Adds modules under their numbers.
+    fn numbered<M: Sharded>(&mut self, modules: &[M]) {
         for (index, module) in modules.iter().enumerate() {
             self.child(&index.to_string(), module);
         }
-        self.path.pop();
     }
 
     /// Adds a plain Burn module in field `field` that is replicated on every member of `group`.

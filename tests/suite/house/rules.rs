@@ -9,7 +9,8 @@ use std::{
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// The level of each crate; a crate depends only on crates of lower levels.
-pub(crate) const FLOORS: [(&str, u8); 24] = [
+pub(crate) const FLOORS: [(&str, u8); 25] = [
+    ("megaburn-derive", 0),
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
     ("megaburn-torch", 0),

@@ -111,7 +111,7 @@ const KEYS: &[Key] = &[
     Key::plain("output_head.vocab.bias", "predictions.bias"),
 ];
 
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 struct MaskedHead {
     dense: ReplicatedLinear,
     norm: Norm,
@@ -122,14 +122,6 @@ impl OutputHead for MaskedHead {
     fn logits(&self, x: Tensor<3>, output: &VocabParallelEmbedding) -> Tensor<3> {
         let x = self.norm.forward(kernels::gelu(self.dense.forward(x)));
         output.logits_with_bias(x, &self.vocab)
-    }
-}
-
-impl Sharded for MaskedHead {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.child("dense", &self.dense);
-        plan.child("norm", &self.norm);
-        plan.child("vocab", &self.vocab);
     }
 }
 

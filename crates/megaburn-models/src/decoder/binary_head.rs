@@ -2,8 +2,7 @@ use burn::{module::Module, prelude::Int, tensor::Tensor};
 use megaburn_collective::{Group, region::gather_from_sequence_to_replicas};
 use megaburn_kernels::sum_all;
 use megaburn_parallel::{
-    CrossEntropy, CrossEntropyConfig, PlanBuilder, ReplicatedLinear, ReplicatedLinearConfig,
-    Sharded,
+    CrossEntropy, CrossEntropyConfig, ReplicatedLinear, ReplicatedLinearConfig, Sharded,
 };
 
 use super::builder::ModelBuilder;
@@ -19,7 +18,7 @@ use crate::error::ModelError;
 /// # Collective
 /// With sequence parallelism, forward: one all-gather of one token of each member's shard. All
 /// members compute the same classes, so backward sends nothing.
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 pub struct BinaryHead {
     /// The pooler, `[hidden, hidden]`, with a bias.
     pub pooler: ReplicatedLinear,
@@ -77,12 +76,5 @@ impl BinaryHead {
     /// as [`forward`](Self::forward); labels `[1, B]`; the sum is `[1]`, equal on every member
     pub(super) fn loss(&self, x: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<1> {
         sum_all(self.loss.forward(self.forward(x), labels))
-    }
-}
-
-impl Sharded for BinaryHead {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.child("pooler", &self.pooler);
-        plan.child("classifier", &self.classifier);
     }
 }

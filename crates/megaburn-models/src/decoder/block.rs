@@ -1,8 +1,7 @@
 use burn::{module::Module, tensor::Tensor};
 use megaburn_parallel::{
     Attention, BatchContext, ContextParallel, CrossAttention, CurrentTokens, Mlp, Moe, Norm,
-    Packed, ParallelDropout, PlanBuilder, PositionTables, Recomputable, Residual, Sharded,
-    recomputed,
+    Packed, ParallelDropout, PositionTables, Recomputable, Residual, Sharded, recomputed,
 };
 
 use super::{
@@ -16,7 +15,7 @@ use crate::error::ModelError;
 
 /// One transformer block: attention, and an MLP or experts. Each reads a norm of the residual
 /// stream, or has a norm of its output, and is added to the stream; or the sum has a norm.
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 pub struct Block {
     /// The norm before the attention; `None` if only outputs are normalised.
     pub attention_norm: Option<Norm>,
@@ -265,26 +264,6 @@ impl Block {
             mtp: None,
             ..self
         }
-    }
-}
-
-impl Sharded for Block {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.child("attention_norm", &self.attention_norm);
-        plan.child("attention", &self.attention);
-        plan.child("attention_output_norm", &self.attention_output_norm);
-        plan.child("cross_attention_norm", &self.cross_attention_norm);
-        plan.child("cross_attention", &self.cross_attention);
-        plan.child(
-            "cross_attention_output_norm",
-            &self.cross_attention_output_norm,
-        );
-        plan.child("mlp_norm", &self.mlp_norm);
-        plan.child("mlp", &self.mlp);
-        plan.child("moe", &self.moe);
-        plan.child("mlp_output_norm", &self.mlp_output_norm);
-        plan.child("encoder_norm", &self.encoder_norm);
-        plan.child("mtp", &self.mtp);
     }
 }
 

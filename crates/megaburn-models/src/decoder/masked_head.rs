@@ -1,6 +1,6 @@
 use burn::{module::Module, tensor::Tensor};
 use megaburn_parallel::{
-    Activation, Norm, PlanBuilder, Recomputable, ReplicatedLinear, ReplicatedLinearConfig, Sharded,
+    Activation, Norm, Recomputable, ReplicatedLinear, ReplicatedLinearConfig, Sharded,
     VocabParallelBias, VocabParallelBiasConfig,
 };
 
@@ -18,7 +18,7 @@ use crate::error::ModelError;
 /// # Collective
 /// Forward: none. Backward: with sequence parallelism one all-reduce of the gradient of each
 /// parameter except the bias of the vocabulary.
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 pub struct MaskedHead {
     /// The matrix, `[hidden, hidden]`, and its bias, replicated on all ranks.
     pub dense: ReplicatedLinear,
@@ -56,13 +56,5 @@ impl MaskedHead {
     pub(super) fn forward(&self, x: Recomputable<3>) -> Tensor<3> {
         let x = self.activation.forward(self.dense.forward(x));
         self.norm.forward(x)
-    }
-}
-
-impl Sharded for MaskedHead {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.child("dense", &self.dense);
-        plan.child("norm", &self.norm);
-        plan.child("vocab", &self.vocab);
     }
 }

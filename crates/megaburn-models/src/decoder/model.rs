@@ -9,7 +9,7 @@ use megaburn_collective::{Group, region::gather_from_last_dim};
 use megaburn_kernels::{UnchangedWeights, WeightSpan, add_positions, sum_all};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    ActivationOffload, Attention, BatchContext, CrossEntropy, Norm, ParallelDropout, PlanBuilder,
+    ActivationOffload, Attention, BatchContext, CrossEntropy, Norm, ParallelDropout,
     PositionEmbedding, Recomputable, RelativeBias, Residual, Sharded, VocabParallelEmbedding,
 };
 use megaburn_pipeline::StageLayers;
@@ -34,7 +34,7 @@ use super::{
 /// # Collective
 /// All members of the tensor-parallel group, and the context-parallel ranks, call every method
 /// together. Nothing is sent to another stage.
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 pub struct Decoder {
     /// Token embedding: on the first stage, and on the last one if it is tied or used by
     /// multi-token prediction.
@@ -309,21 +309,4 @@ impl Decoder {
 
 fn scaled(x: Tensor<3>, factor: f64) -> Tensor<3> {
     if factor == 1.0 { x } else { x * factor }
-}
-
-impl Sharded for Decoder {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.child("embedding", &self.embedding);
-        plan.child("positions", &self.positions);
-        plan.child("token_types", &self.token_types);
-        plan.child("embedding_norm", &self.embedding_norm);
-        plan.child("encoder_bias", &self.encoder_bias);
-        plan.child("decoder_bias", &self.decoder_bias);
-        plan.children("blocks", &self.blocks);
-        plan.child("norm", &self.norm);
-        plan.child("masked_head", &self.masked_head);
-        plan.child("head", &self.head);
-        plan.child("binary_head", &self.binary_head);
-        plan.child("output_head", &self.output_head);
-    }
 }

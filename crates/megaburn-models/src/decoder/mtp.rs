@@ -6,8 +6,8 @@
 
 use burn::{module::Module, tensor::Tensor};
 use megaburn_parallel::{
-    BatchContext, Norm, ParallelDropout, PlanBuilder, ReplicatedLinear, ReplicatedLinearConfig,
-    Residual, Sharded,
+    BatchContext, Norm, ParallelDropout, ReplicatedLinear, ReplicatedLinearConfig, Residual,
+    Sharded,
 };
 
 use super::builder::ModelBuilder;
@@ -32,7 +32,7 @@ use crate::error::ModelError;
 /// The collectives of the embedding, the block and the output projection. `eh_proj` is replicated
 /// on all ranks: with sequence parallelism each rank multiplies its own shard of the sequence,
 /// otherwise all ranks compute the same product.
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 pub struct Mtp {
     /// The norm of the token embeddings.
     pub enorm: Norm,
@@ -79,14 +79,5 @@ impl Mtp {
         let vectors = self.dropout.forward(vectors, batch.block);
         let both = vec![self.enorm.forward(vectors), self.hnorm.forward(before)];
         self.eh_proj.forward(Tensor::cat(both, 2)).into()
-    }
-}
-
-impl Sharded for Mtp {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.child("enorm", &self.enorm);
-        plan.child("hnorm", &self.hnorm);
-        plan.child("eh_proj", &self.eh_proj);
-        plan.child("norm", &self.norm);
     }
 }

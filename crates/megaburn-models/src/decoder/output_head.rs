@@ -14,11 +14,10 @@ use megaburn_parallel::{CrossEntropy, Sharded, VocabParallelBias, VocabParallelE
 /// use burn::{module::Module, tensor::{Tensor, activation::gelu}};
 /// use megaburn_models::decoder::{FamilyHead, HeadParts, OutputHead};
 /// use megaburn_parallel::{
-///     Norm, ParallelError, PlanBuilder, ReplicatedLinear, Sharded, VocabParallelBias,
-///     VocabParallelEmbedding,
+///     Norm, ParallelError, ReplicatedLinear, Sharded, VocabParallelBias, VocabParallelEmbedding,
 /// };
 ///
-/// #[derive(Module, Debug)]
+/// #[derive(Module, Sharded, Debug)]
 /// struct MaskedHead {
 ///     dense: ReplicatedLinear,
 ///     norm: Norm,
@@ -29,14 +28,6 @@ use megaburn_parallel::{CrossEntropy, Sharded, VocabParallelBias, VocabParallelE
 ///     fn logits(&self, x: Tensor<3>, output: &VocabParallelEmbedding) -> Tensor<3> {
 ///         let x = self.norm.forward(gelu(self.dense.forward(x)));
 ///         output.logits_with_bias(x, &self.vocab)
-///     }
-/// }
-///
-/// impl Sharded for MaskedHead {
-///     fn shards(&self, plan: &mut PlanBuilder) {
-///         plan.child("dense", &self.dense);
-///         plan.child("norm", &self.norm);
-///         plan.child("vocab", &self.vocab);
 ///     }
 /// }
 ///

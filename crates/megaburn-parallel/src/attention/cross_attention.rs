@@ -12,7 +12,7 @@ use crate::{
     kv_cache::{KvCache, Packed},
     linear::{LinearPrecision, ParallelLinear, ParallelLinearConfig, PrecisionScope},
     recomputable::Recomputable,
-    shards::{PlanBuilder, Sharded},
+    shards::Sharded,
     tokens::BatchContext,
 };
 
@@ -163,7 +163,7 @@ impl CrossAttentionConfig {
 /// all-reduce of each input's gradient. With sequence parallelism input and memory are all-gathered
 /// and the output is reduce-scattered; backward runs the adjoint collectives and gathers input and
 /// memory a second time.
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 pub struct CrossAttention {
     /// The query projection of this rank's heads, `[d_model, heads * head_dim / n]`.
     pub q: ParallelLinear,
@@ -255,13 +255,5 @@ impl CrossAttention {
     fn by_head(&self, x: Tensor<3>) -> Tensor<4> {
         let [s, b, width] = x.dims();
         x.reshape([s, b, width / self.head_dim, self.head_dim])
-    }
-}
-
-impl Sharded for CrossAttention {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.child("q", &self.q);
-        plan.child("kv", &self.kv);
-        plan.child("output", &self.output);
     }
 }

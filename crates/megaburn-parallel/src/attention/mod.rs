@@ -22,7 +22,7 @@ use crate::{
     linear::{ParallelLinear, PrecisionScope, ReplicatedLinear},
     norm::Norm,
     recomputable::Recomputable,
-    shards::{PlanBuilder, Sharded},
+    shards::Sharded,
     tokens::BatchContext,
 };
 pub use alibi::{ALIBI_FEATURES, Alibi, AlibiKeys};
@@ -57,7 +57,7 @@ pub use self_attention::SelfAttentionConfig;
 ///   for their weight gradients, and all-reduces the gradients of all replicated parameters.
 ///
 /// Context-parallel ranks also send as [`ContextComm`](crate::ContextComm) says.
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 pub struct Attention {
     /// Grouped queries: the QKV projection of this rank's heads, `[d_model, (q + 2 kv) head_dim]`.
     pub qkv: Option<ParallelLinear>,
@@ -224,21 +224,5 @@ impl Attention {
             },
             core: self.core.whole_sequence(),
         }
-    }
-}
-
-impl Sharded for Attention {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.child("qkv", &self.qkv);
-        plan.child("q_down", &self.q_down);
-        plan.child("q_norm", &self.q_norm);
-        plan.child("k_norm", &self.k_norm);
-        plan.child("q_up", &self.q_up);
-        plan.child("q", &self.q);
-        plan.child("kv_down", &self.kv_down);
-        plan.child("kv_norm", &self.kv_norm);
-        plan.child("kv_up", &self.kv_up);
-        plan.child("output", &self.output);
-        plan.child("core", &self.core);
     }
 }

@@ -11,24 +11,17 @@ use crate::{
     linear::{ParallelLinear, PrecisionScope},
     mlp::Activation,
     recomputable::Recomputable,
-    shards::{PlanBuilder, Sharded},
+    shards::Sharded,
 };
 
 /// An expert, `down(activation(up(x)))`. All experts of a rank are computed together.
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 pub struct ExpertMlp {
     /// The up matrix, `[d_model, d_ffn / n]`; gated `[d_model, 2 * d_ffn / n]`: this rank's gate
     /// columns, then its up columns.
     pub up: ParallelLinear,
     /// The down matrix, `[d_ffn / n, d_model]`.
     pub down: ParallelLinear,
-}
-
-impl Sharded for ExpertMlp {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.child("up", &self.up);
-        plan.child("down", &self.down);
-    }
 }
 
 impl ExpertMlp {

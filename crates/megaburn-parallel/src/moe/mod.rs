@@ -39,7 +39,7 @@ use crate::{
     linear::PrecisionScope,
     mlp::{Activation, Mlp},
     recomputable::Recomputable,
-    shards::{PlanBuilder, Sharded},
+    shards::Sharded,
     tokens::BatchContext,
 };
 
@@ -57,7 +57,7 @@ use crate::{
 /// [quantised](MoeConfig::expert_precision) with one scale per matrix, each pass reduces the
 /// largest magnitudes of all experts' matrices, a number for each: over `tp_cp` if it is larger
 /// than `experts`, else over `etp`.
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 pub struct Moe {
     /// Chooses the experts of each token.
     pub router: Router,
@@ -206,14 +206,5 @@ impl Moe {
         self.shared = self.shared.map(Mlp::whole_sequence);
         self.shared_gate = self.shared_gate.map(SharedGate::whole_sequence);
         self
-    }
-}
-
-impl Sharded for Moe {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.child("router", &self.router);
-        plan.children("experts", &self.experts);
-        plan.child("shared", &self.shared);
-        plan.child("shared_gate", &self.shared_gate);
     }
 }

@@ -19,26 +19,19 @@ use crate::{
     trial::{Setting, assert_same_under_layout, stream},
 };
 
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 struct Block {
     norm: Norm,
     attention: Attention,
     mlp: Mlp,
 }
 
-impl Sharded for Block {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.child("norm", &self.norm);
-        plan.child("attention", &self.attention);
-        plan.child("mlp", &self.mlp);
-    }
-}
-
-#[derive(Module, Debug)]
+#[derive(Module, Sharded, Debug)]
 pub(crate) struct Model {
     embedding: VocabParallelEmbedding,
     blocks: Vec<Block>,
     /// A plain Burn layer, replicated on every rank.
+    #[sharded(replicated = group)]
     scale: nn::LayerNorm,
     pub(crate) head: Option<ParallelLinear>,
     #[module(skip)]
@@ -77,17 +70,6 @@ impl Model {
             x = x.clone() + block.mlp.forward(block.norm.forward(x));
         }
         self.head.as_ref().unwrap().forward(self.scale.forward(x))
-    }
-}
-
-impl Sharded for Model {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.child("embedding", &self.embedding);
-        plan.children("blocks", &self.blocks);
-        plan.replicated("scale", &self.scale, &self.group);
-        if let Some(head) = &self.head {
-            plan.child("head", head);
-        }
     }
 }
 

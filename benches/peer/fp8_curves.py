@@ -4,10 +4,10 @@ scaling next to PyTorch's bf16, all from the same weights on the same batches.
 
     pip install torch torchao transformers xxhash
     cargo build --release --bins --features cuda
-    fp8_curves.py --data text.txt --out runs/fp8 [--megaburn target/release/megaburn] [--programs bf16,tensorwise] [--save]
+    fp8_curves.py --data text.txt --out runs/fp8 [--megaburn target/release/megaburn] [--programs bf16,tensorwise] [--layout dp2] [--save]
 
-The programs are megaburn's recipes, `torch` (bf16) and `torchao`. Recipes that GPUs emulate multiply in tf32. Each writes
-OUT/PROGRAM.jsonl; the report is of all that are there, so that programs can run in several calls. All keep parameters and activations in bf16, and update f32 masters
+The programs are megaburn's recipes, `torch` (bf16) and `torchao`, which use one GPU; megaburn uses those of --layout (tp1 or
+dpN). Recipes that GPUs emulate multiply in tf32. Each writes OUT/PROGRAM.jsonl; the report is of all that are there, so that programs can run in several calls. All keep parameters and activations in bf16, and update f32 masters
 whose rounding the model holds. Embedding and output projection are not quantised.
 
 Writes OUT/fp8_curves.md, with --save also a section on top of benches/results/fp8_curves.md."""
@@ -64,14 +64,16 @@ def pytorch(folder, fp8, samples, args):
 
 def megaburn(folder, recipe, samples, args):
     run = args.out / f"run-{recipe}"
+    ranks = int(args.layout[2:])
     settings = {
         "run.dir": run, "run.seed": args.seed, "run.device": "cuda", "data.seq_len": SEQ_LEN, "data.validation_fraction": VALIDATION,
-        "train.dtype": "bf16", "train.tf32": str(recipe in EMULATED).lower(), "precision.recipe": recipe, "train.global_batch": BATCH, "train.micro_batch": BATCH,
+        "train.dtype": "bf16", "train.tf32": str(recipe in EMULATED).lower(), "precision.recipe": recipe, "train.global_batch": BATCH, "train.micro_batch": BATCH // ranks,
         "train.eval_interval": 0, "train.checkpoint_interval": 0, "train.log_interval": 500, "optimizer.lr": LR,
         "optimizer.min_lr": MIN_LR, "optimizer.warmup_steps": WARMUP, "optimizer.beta1": BETAS[0], "optimizer.beta2": BETAS[1],
         "optimizer.eps": EPS, "optimizer.weight_decay": WEIGHT_DECAY, "optimizer.clip_grad": CLIP, "generate.tokens": 0,
     }
-    command = [args.megaburn, "train", "--init", folder, "--data", args.data, "--layout", "tp1", "--steps", args.steps, "--fresh"]
+    command = [args.megaburn, "launch", "--nproc", ranks, "--"] if ranks > 1 else []
+    command += [args.megaburn, "train", "--init", folder, "--data", args.data, "--layout", args.layout, "--steps", args.steps, "--fresh"]
     command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     with open(args.out / f"{recipe}.log", "w") as log:
         subprocess.run([str(word) for word in command], check=True, stdout=log, stderr=subprocess.STDOUT)
@@ -110,9 +112,10 @@ def main():
     ap.add_argument("--programs", default="bf16,tensorwise,delayed,torch,torchao")
     ap.add_argument("--steps", type=int, default=2000)
     ap.add_argument("--seed", type=int, default=1234, help="of weights and batches")
+    ap.add_argument("--layout", default="tp1", choices=["tp1", "dp2", "dp4", "dp8"], help="of megaburn")
     ap.add_argument("--save", action="store_true")
     args = ap.parse_args()
-    args.device, args.layout = "cuda", "tp1"
+    args.device = "cuda"
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     folder = args.out / "model"
@@ -129,7 +132,7 @@ def main():
         (args.out / f"{program}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
         print(f"{program}: loss {curve[-1]['loss']:.4f}", file=sys.stderr, flush=True)
     found = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(args.out.glob("*.jsonl"))}
-    command = f"benches/peer/fp8_curves.py --data {args.data.name} --steps {args.steps} --seed {args.seed}"
+    command = f"benches/peer/fp8_curves.py --data {args.data.name} --steps {args.steps} --seed {args.seed} --layout {args.layout}"
     text = f"## fp8_curves, {datetime.date.today().isoformat()}\n\n{report(found, facts(args, command))}"
     print(text)
     (args.out / "fp8_curves.md").write_text(text)

@@ -174,8 +174,8 @@ const ALL: Recompute = Recompute {
 #[rstest]
 fn a_model_holds_what_the_formula_says(
     #[values(Family::LLAMA, Family::GPT2, Family::QWEN3, Family::BERT)] family: Family,
-    #[values(2, 4)] element: usize,
-    #[values((1, false), (2, false), (2, true))] (tp, sequence_parallel): (usize, bool),
+    #[values((2, 1, false), (4, 1, false), (4, 2, false), (2, 2, true))]
+    (element, tp, sequence_parallel): (usize, usize, bool),
 ) {
     let of = ActivationMemory {
         element,
@@ -211,8 +211,7 @@ fn assert_held_of_more_tokens(of: &ActivationMemory, tolerance: f64) {
 #[rstest]
 fn what_parts_and_whole_blocks_hold_is_what_the_formula_says(
     #[values(Family::LLAMA, Family::GPT2, Family::BERT)] family: Family,
-    #[values(2, 4)] element: usize,
-    #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
+    #[values((2, 1, false), (4, 2, true))] (element, tp, sequence_parallel): (usize, usize, bool),
 ) {
     let of = ActivationMemory {
         element,
@@ -264,8 +263,7 @@ fn what_parts_and_whole_blocks_hold_is_what_the_formula_says(
 /// An encoder of two blocks and a decoder of one, which read as many tokens each or not.
 #[rstest]
 fn an_encoder_and_a_decoder_hold_what_the_formula_says(
-    #[values(2, 4)] element: usize,
-    #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
+    #[values((2, 1, false), (4, 2, true))] (element, tp, sequence_parallel): (usize, usize, bool),
     #[values(64, 32)] decoder_seq_len: usize,
 ) {
     let of = ActivationMemory {
@@ -301,8 +299,7 @@ fn a_model_with_experts_holds_what_the_formula_says(
         Family::DEEPSEEK_V3
     )]
     family: Family,
-    #[values(2, 4)] element: usize,
-    #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
+    #[values((2, 1, false), (4, 2, true))] (element, tp, sequence_parallel): (usize, usize, bool),
 ) {
     let mut of = ActivationMemory {
         element,

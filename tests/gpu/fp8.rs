@@ -17,8 +17,10 @@ use megaburn_test_support::{
 
 pub(crate) const TESTS: &[Test] = &[("every_recipe_trains_as_on_the_cpu", on_one_gpu)];
 
-pub(crate) const GROUP_TESTS: &[GroupTest] =
-    &[("every_recipe_trains_as_on_one_gpu", under_layouts)];
+pub(crate) const GROUP_TESTS: &[GroupTest] = &[
+    ("every_recipe_trains_as_on_one_gpu", under_layouts),
+    ("gathers_in_fp8_change_no_bit", gathers),
+];
 
 /// A model of two layers whose splits over two ranks do not cut blocks of 128.
 const MODEL: &str = "
@@ -203,6 +205,44 @@ fn under_layouts(world: &Group) -> Result<(), String> {
                 if ranks == world.size() {
                     let found = train(&sets, &layout, world, this_gpu())?;
                     near(&found, &alone, &format!("{layout}, {sets:?}"))?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Shards of the sequence that are gathered in FP8 are those that are quantised after the gather.
+fn gathers(world: &Group) -> Result<(), String> {
+    // On two and on four ranks.
+    let layouts = [("tp2-sp", 2), ("tp2-dp2-sp", 4)];
+    let mut layouts = layouts.into_iter();
+    let Some((layout, _)) = layouts.find(|(_, ranks)| *ranks == world.size()) else {
+        return Ok(());
+    };
+    with_text(|train| {
+        for recipe in ["tensorwise", "delayed"] {
+            for sets in [&[][..], &["recompute.modules=[\"norm\"]"]] {
+                if !part::is_mine() {
+                    continue;
+                }
+                let run = |gather: bool| {
+                    let own = [
+                        format!("precision.recipe={recipe}"),
+                        format!("precision.fp8_sequence_gather={gather}"),
+                        "train.dtype=bf16".to_string(),
+                    ];
+                    let own = own.each_ref().map(String::as_str);
+                    train(&[sets, &own].concat(), layout, world, this_gpu())
+                };
+                let [found, expected] = [run(true)?, run(false)?];
+                let values = |run: &Trained| {
+                    let moved = run.moved.iter().map(|(_, values, _)| values.clone());
+                    (run.steps.clone(), moved.collect::<Vec<_>>())
+                };
+                if values(&found) != values(&expected) {
+                    let apart = compared(&found, &expected);
+                    return Err(format!("{recipe}, {sets:?}: {apart:?}"));
                 }
             }
         }

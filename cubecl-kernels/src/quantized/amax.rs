@@ -123,6 +123,15 @@ impl DelayedAmax {
         }
     }
 
+    /// The same matrix, with another reduction over the ranks that hold parts of it.
+    #[must_use]
+    pub fn reduced_by(&self, reduction: Option<AmaxReduction>) -> Self {
+        Self {
+            reduction,
+            ..self.clone()
+        }
+    }
+
     /// Records the largest magnitude of a matrix, and returns that which its scale is derived from:
     /// NaN if the matrix has an element that is not finite, which a scale of other steps would hide.
     fn exchange(&self, found: Tensor<1>) -> Tensor<1> {

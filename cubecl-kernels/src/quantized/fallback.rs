@@ -10,6 +10,7 @@ use megaburn_autograd::backend_ops::cast;
 use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::recipe::{Scaling, SummedDim};
 use super::scale::{Scale, largest_magnitude};
+use super::sequence_shards::ShardCollectives;
 use crate::gemm_ops::{GemmAlgorithm, swapped};
 use crate::gradient_accumulation_fusion::plus;
 
@@ -41,6 +42,14 @@ impl QuantizedOps for Flex {
 
     fn numbers_of(operand: FloatTensor<Self>) -> FloatTensor<Self> {
         operand
+    }
+
+    fn gathered(own: FloatTensor<Self>, over: &dyn ShardCollectives) -> FloatTensor<Self> {
+        Self::unwrap(over.gather(Self::wrap(own)))
+    }
+
+    fn transposed(operand: FloatTensor<Self>) -> FloatTensor<Self> {
+        swapped::<Self>(operand)
     }
 
     fn quantized_product(

@@ -20,6 +20,7 @@ mod recipe;
 #[cfg(test)]
 mod reference;
 mod scale;
+mod sequence_shards;
 #[cfg(test)]
 mod tests;
 
@@ -40,6 +41,7 @@ pub use options::LinearQuantization;
 pub use random_numbers::RandomNumbers;
 pub use recipe::{MatrixRole, Nvfp4, QuantizationRecipe, Scaling, SummedDim};
 pub use scale::Scale;
+pub use sequence_shards::{SequenceShards, ShardCollectives};
 
 use crate::gemm_ops::swapped;
 use crate::linear::LinearOptions;
@@ -57,13 +59,21 @@ use operands::{Quantization, QuantizedOps};
 /// # Shapes
 /// - `x`: `[.., in]`
 /// - `weight`: `[in, out]`, or `[out, in]` with [`LinearOptions::out_in`]; `bias`: `[out]`
-/// - result: `[.., out]`
+/// - result: `[.., out]`; with [`LinearQuantization::shards`] of the input, the first dimension of `x`
+///   is this rank's shard of the sequence and that of the result the whole one; with those of the
+///   gradient, the other way round
 ///
 /// # Panics
-/// As [`linear`](crate::linear).
+/// As [`linear`](crate::linear); also if a recipe with several scales in a matrix is given shards.
 ///
 /// # Collective
-/// Where [`AmaxSource::Current`] has a reduction, it is called once for each matrix in each pass.
+/// Where [`AmaxSource::Current`] has a reduction, it is called once for each matrix in each pass. The
+/// ranks of [`LinearQuantization::shards`] call forward and backward together:
+///
+/// | shards of | forward | backward |
+/// |---|---|---|
+/// | the input | gather of q(x) | reduce-scatter of dx; gather of q(x) for dw |
+/// | the gradient | reduce-scatter of y | gather of q(dy) |
 pub fn quantized_linear<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
@@ -72,6 +82,10 @@ pub fn quantized_linear<const D: usize>(
     quantization: LinearQuantization,
 ) -> Tensor<D> {
     crate::linear::check("quantized_linear", &x, &weight, bias.as_ref(), &options);
+    assert!(
+        quantization.shards.is_none() || quantization.recipe.scaling == Scaling::Tensor,
+        "quantized_linear: quantised shards of tokens are gathered with one scale per matrix only"
+    );
     let op = QuantizedLinear {
         options,
         quantization,

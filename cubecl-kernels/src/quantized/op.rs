@@ -41,6 +41,8 @@ pub(super) struct Saved<T, Q> {
 #[derive(Clone, Debug)]
 enum SavedOperand<T, Q> {
     Quantized(Q),
+    /// This rank's shard of the tokens, for products that sum over the columns.
+    Shard(Q),
     /// The input is recomputed, and quantised from the largest magnitude that it had.
     Again {
         x: SavedInput<T>,
@@ -66,33 +68,50 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
         );
         quantization.count::<B>(MatrixRole::Input, &rows::<B>(x.clone()), amax.as_ref());
         let again: Option<RecomputeFn> = options.again.take();
+        let shards = quantization.shards_of(MatrixRole::Input).cloned();
         let how = Quantization {
-            rows: again.is_none(),
+            rows: again.is_none() && shards.is_none(),
             ..quantization.of(MatrixRole::Input, SummedDim::Cols)
         };
-        let operands = B::quantize_matrix(rows::<B>(x.clone()), amax.clone(), how);
+        let found = B::quantize_matrix(rows::<B>(x.clone()), amax.clone(), how);
+        let own = operand(found.cols);
+        let (all, saved) = match &shards {
+            Some(shards) => (
+                B::gathered(own.clone(), &*shards.over),
+                again.is_none().then_some(SavedOperand::Shard(own)),
+            ),
+            None => (own, found.rows.map(SavedOperand::Quantized)),
+        };
         let weight =
             quantization.weight::<B>(w.clone(), &options, LinearPass::Forward, SummedDim::Rows);
         let y = B::quantized_product(
-            operand(operands.cols),
+            all,
             weight,
             dtype.into(),
             ProductOf::Result,
             options.algorithm,
         );
+        let mut of_y = shape.clone();
+        of_y[shape.num_dims() - 1] = y.shape()[1];
+        if let Some(shards) = shards {
+            of_y[0] *= shards.over.num_ranks();
+        }
+        let y = match quantization.shards_of(MatrixRole::Gradient) {
+            Some(shards) => {
+                let y = shards.reduce_scattered::<B>(B::float_reshape(y, of_y));
+                of_y = y.shape();
+                rows::<B>(y)
+            }
+            None => y,
+        };
         let y = match bias {
             Some(bias) => B::float_add(y, row::<B>(bias, dtype.into())),
             None => y,
         };
-        let mut of_y = shape.clone();
-        of_y[shape.num_dims() - 1] = y.shape()[1];
-        let x = match operands.rows {
-            Some(operand) => SavedOperand::Quantized(operand),
-            None => SavedOperand::Again {
-                x: SavedInput::new(x, again),
-                amax,
-            },
-        };
+        let x = saved.unwrap_or_else(|| SavedOperand::Again {
+            x: SavedInput::new(x, again),
+            amax,
+        });
         let saved = Saved {
             shape,
             x,
@@ -127,12 +146,20 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
         let Quantized {
             rows: dy_rows,
             cols: dy_cols,
-        } = B::quantize_matrix(dy.clone(), amax, how);
+        } = quantization.operands::<B>(dy.clone(), amax, how);
         if let Some(dy) = dy_cols {
             let w = quantization.weight::<B>(w, &options, LinearPass::Backward, SummedDim::Cols);
             let of = ProductOf::InputGradient;
             let dx = B::quantized_product(dy, w, dtype.into(), of, options.algorithm);
-            grads.register(0, B::float_reshape(dx, shape));
+            let dx = match quantization.shards_of(MatrixRole::Input) {
+                Some(shards) => {
+                    let mut whole = shape;
+                    whole[0] *= shards.over.num_ranks();
+                    shards.reduce_scattered::<B>(B::float_reshape(dx, whole))
+                }
+                None => B::float_reshape(dx, shape),
+            };
+            grads.register(0, dx);
         }
         if let Some(dy) = dy_rows {
             let (out_in, algorithm) = (options.out_in, options.algorithm);
@@ -170,9 +197,14 @@ impl<T: TensorMetadata, Q> SavedOperand<T, Q> {
     {
         match self {
             Self::Quantized(operand) => operand,
+            Self::Shard(own) => {
+                let shards = quantization.shards_of(MatrixRole::Input);
+                let shards = shards.expect("a shard of the input was saved");
+                B::transposed(B::gathered(own, &*shards.over))
+            }
             Self::Again { x, amax } => {
                 let how = quantization.of(MatrixRole::Input, SummedDim::Rows);
-                operand(B::quantize_matrix(x.rows::<B>(), amax, how).rows)
+                operand(quantization.operands::<B>(x.rows::<B>(), amax, how).rows)
             }
         }
     }
@@ -201,6 +233,25 @@ impl LinearQuantization {
             rows: summed == SummedDim::Rows,
             cols: summed == SummedDim::Cols,
             random: self.random.clone(),
+        }
+    }
+
+    /// Quantises a matrix of all tokens, of which this rank may have a shard.
+    fn operands<B: QuantizedOps>(
+        &self,
+        x: FloatTensor<B>,
+        amax: Option<FloatTensor<B>>,
+        how: Quantization,
+    ) -> Quantized<B::Operand> {
+        let Some(shards) = self.shards_of(how.role) else {
+            return B::quantize_matrix(x, amax, how);
+        };
+        let of_shard = self.of(how.role, SummedDim::Cols);
+        let own = operand(B::quantize_matrix(x, amax, of_shard).cols);
+        let all = B::gathered(own, &*shards.over);
+        Quantized {
+            rows: how.rows.then(|| B::transposed(all.clone())),
+            cols: how.cols.then_some(all),
         }
     }
 

@@ -10,6 +10,7 @@ use megaburn_autograd::backend_ops::slice_rows;
 use super::hadamard::hadamard;
 use super::random_numbers::{Drawn, RandomNumbers};
 use super::recipe::{MatrixRole, QuantizationRecipe, SummedDim};
+use super::sequence_shards::ShardCollectives;
 use crate::gemm_ops::GemmAlgorithm;
 use crate::gradient_accumulation_fusion::GradAccumFusion;
 
@@ -96,6 +97,20 @@ pub(crate) trait QuantizedOps: GradAccumFusion + IntoPrimitive {
         amax: Option<FloatTensor<Self>>,
         how: Quantization,
     ) -> Quantized<Self::Operand>;
+
+    /// The operand of a matrix, for products that sum over the columns, of which each rank has the
+    /// operand of some rows. All have the same scale.
+    ///
+    /// # Shapes
+    /// `own: [r, c]`, the same on every rank; result: `[ranks * r, c]`
+    fn gathered(own: Self::Operand, over: &dyn ShardCollectives) -> Self::Operand;
+
+    /// The operand for products that sum over the rows, made of that for products that sum over the
+    /// columns. The matrix has one scale.
+    ///
+    /// # Shapes
+    /// `[r, c]` to `[c, r]`, or more columns if the matrix is padded
+    fn transposed(operand: Self::Operand) -> Self::Operand;
 
     /// The largest magnitude of each range of rows, `[ranges]` in f32; 0 without rows.
     fn largest_magnitudes(x: FloatTensor<Self>, rows: &[Range<usize>]) -> FloatTensor<Self> {

@@ -3,6 +3,7 @@ use super::counts::QuantizationCounts;
 use super::kept::KeptWeight;
 use super::random_numbers::RandomNumbers;
 use super::recipe::{MatrixRole, QuantizationRecipe};
+use super::sequence_shards::SequenceShards;
 
 /// How [`quantized_linear`](crate::quantized_linear) quantises its matrices.
 #[derive(Clone, Debug)]
@@ -21,6 +22,9 @@ pub struct LinearQuantization {
     pub counts: Option<QuantizationCounts>,
     /// What the recipe draws at random, if it does.
     pub random: RandomNumbers,
+    /// Gathers quantised shards of tokens, if this rank has a shard; the recipe must have one scale
+    /// for each matrix.
+    pub shards: Option<SequenceShards>,
 }
 
 impl LinearQuantization {
@@ -34,7 +38,13 @@ impl LinearQuantization {
             kept: None,
             counts: None,
             random: RandomNumbers::new(0, ""),
+            shards: None,
         }
+    }
+
+    /// How the shards of a matrix are gathered, if this rank has a shard of its tokens.
+    pub(super) fn shards_of(&self, role: MatrixRole) -> Option<&SequenceShards> {
+        self.shards.as_ref().filter(|shards| shards.of == role)
     }
 
     /// The largest magnitude of a matrix.
@@ -56,6 +66,7 @@ impl LinearQuantization {
             weight: self.weight.without_record(),
             gradient: self.gradient.without_record(),
             random: self.random.clone(),
+            shards: self.shards.clone(),
             // A kept weight is recorded and counted where it is quantised: not in this pass.
             kept: match self.weight {
                 AmaxSource::Current(_) if self.counts.is_none() => self.kept.clone(),

@@ -32,6 +32,7 @@ mod optimizer_rules;
 pub mod part;
 mod pointwise;
 mod quantized;
+mod quantized_shards;
 mod repeat;
 mod softmax;
 mod sums;
@@ -67,6 +68,7 @@ pub fn tests() -> impl Iterator<Item = (String, TestFn)> {
         ("optimizer_rules", optimizer_rules::TESTS),
         ("pointwise", pointwise::TESTS),
         ("quantized", quantized::TESTS),
+        ("quantized_shards", quantized_shards::TESTS),
         ("repeat", repeat::TESTS),
         ("softmax", softmax::TESTS),
         ("sums", sums::TESTS),
@@ -91,7 +93,7 @@ pub fn has_cudnn() -> bool {
 
 /// The tests of `--quick` by the starts of their names: at least one per module, chosen for coverage
 /// per time.
-pub const QUICK: [&str; 23] = [
+pub const QUICK: [&str; 24] = [
     "kernels::attention::fused_attention_reads_views",
     "kernels::attention::the_kernel_is_the_one_that_was_chosen",
     "kernels::attention_bias::parts_with_a_bias_are_those_of_the_cpu",
@@ -114,6 +116,7 @@ pub const QUICK: [&str; 23] = [
     "kernels::optimizer_room::no_room_is_where_memory_is_not_cut",
     "kernels::optimizer_rules::nan_stays_where_it_is",
     "kernels::pointwise::rope_and_activations",
+    "kernels::quantized_shards::",
     "kernels::softmax::scores_that_others_hold_stay",
 ];
 

@@ -9,6 +9,7 @@ use super::{
     quantized::QuantizedLayer,
     random_numbers,
     rounding::{CurrentTokens, HeldRows},
+    sequence_shards::sequence_shards,
     split::Split,
 };
 use crate::{
@@ -139,7 +140,8 @@ impl ParallelLinearConfig {
         let quantized = self.precision.map(|precision| {
             let random = random_numbers(self, group, &weight_spec);
             let rows = HeldRows::of_chunks(Zigzag::WHOLE, CurrentTokens::default());
-            QuantizedLayer::new(precision, reductions, (random, rows))
+            let shards = sequence_shards(self.split, self.sequence_parallel, group);
+            QuantizedLayer::new(precision, reductions, (random, rows)).with_shards(shards)
         });
         Ok(ParallelLinear {
             weight,

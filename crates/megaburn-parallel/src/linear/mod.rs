@@ -3,6 +3,7 @@ mod precision;
 mod quantized;
 mod replicated;
 mod rounding;
+mod sequence_shards;
 mod split;
 
 use burn::{
@@ -32,6 +33,7 @@ pub use split::Split;
 pub(crate) use precision::AmaxReductions;
 use quantized::product;
 use rounding::HeldRows;
+use sequence_shards::sequence_shards;
 
 use crate::{
     recomputable::Recomputable,
@@ -63,7 +65,9 @@ use crate::{
 /// With sequence parallelism a column split saves only this rank's shard of X and gathers X a
 /// second time for dW. Key/value parts that several ranks hold add an all-reduce of their gradients
 /// over their holders. With a [precision](LinearPrecision) of one scale per tensor, each pass also
-/// reduces the largest magnitude of every matrix of which several ranks hold parts.
+/// reduces the largest magnitude of every matrix of which several ranks hold parts; shards of X and dY
+/// are then quantised first, and their all-gathers send a byte an element
+/// ([`fp8_sequence_gather`](LinearPrecision::fp8_sequence_gather)).
 #[derive(Module, Debug)]
 pub struct ParallelLinear {
     /// This rank's shard of the weight, `[d_input, d_output / n]` or `[d_input / n, d_output]`.
@@ -98,7 +102,7 @@ impl ParallelLinear {
         let x = x.into();
         match self.plan.config.split {
             // Y_i = f(X) W_i + b_i
-            Split::Column => self.gathered(self.local_linear(self.column_input(x), self.bias())),
+            Split::Column => self.column_output(x, self.bias()),
             // One rank has the whole sum, so its GEMM can add the bias.
             Split::Row if self.plan.group.size() == 1 => self.local_linear(x, self.bias()),
             // Y = g(X_i W_i) + b
@@ -143,7 +147,7 @@ impl ParallelLinear {
     ) -> (Tensor<D>, Option<Bias>) {
         let x = x.into();
         let y = match self.plan.config.split {
-            Split::Column => self.gathered(self.local_linear(self.column_input(x), None)),
+            Split::Column => self.column_output(x, None),
             Split::Row => self.row_output(x),
         };
         let bias = self.bias().map(|value| Bias {
@@ -177,7 +181,10 @@ impl ParallelLinear {
         let LinearPlan { config, group, .. } = &self.plan;
         let random = random_numbers(config, group, &self.plan.weight_spec);
         let rows = HeldRows::of_chunks(scope.context, scope.current.clone());
-        let layer = |precision| QuantizedLayer::new(precision, reductions, (random, rows));
+        let shards = sequence_shards(config.split, config.sequence_parallel, group);
+        let layer = |precision| {
+            QuantizedLayer::new(precision, reductions, (random, rows)).with_shards(shards)
+        };
         let quantized = config.precision.map(layer);
         self.plan.quantized = quantized.map(|layer| layer.kept_in(&scope.weights));
         self
@@ -210,9 +217,25 @@ impl ParallelLinear {
         self.quantization().is_some_and(|of| of.recipe.needs_amax())
     }
 
-    /// `f(x)`.
-    fn column_input<const D: usize>(&self, x: Recomputable<D>) -> Recomputable<D> {
-        column_input(x, &self.plan.group, self.plan.config.sequence_parallel)
+    /// `f(x) W + bias` with this rank's columns, or with those of all ranks.
+    fn column_output<const D: usize>(
+        &self,
+        x: Recomputable<D>,
+        bias: Option<Tensor<1>>,
+    ) -> Tensor<D> {
+        let LinearPlan { config, group, .. } = &self.plan;
+        let x = if self.gathers_quantized() {
+            x
+        } else {
+            column_input(x, group, config.sequence_parallel)
+        };
+        self.gathered(self.local_linear(x, bias))
+    }
+
+    /// Whether the product itself gathers and scatters shards of the sequence.
+    fn gathers_quantized(&self) -> bool {
+        let layer = self.plan.quantized.as_ref();
+        layer.is_some_and(QuantizedLayer::gathers)
     }
 
     fn gathered<const D: usize>(&self, y: Tensor<D>) -> Tensor<D> {
@@ -231,7 +254,11 @@ impl ParallelLinear {
         } else {
             scatter_to_last_dim(x.into_tensor(), group).into()
         };
-        let partial = Partial::new(self.local_linear(x, None), group);
+        let y = self.local_linear(x, None);
+        if self.gathers_quantized() {
+            return y;
+        }
+        let partial = Partial::new(y, group);
         if config.sequence_parallel {
             partial.reduce_scatter().into_shard()
         } else {
@@ -239,7 +266,7 @@ impl ParallelLinear {
         }
     }
 
-    /// `x W + bias` on this rank's shard.
+    /// `x W + bias` with this rank's shard of the weight.
     fn local_linear<const D: usize>(
         &self,
         x: Recomputable<D>,

@@ -2,7 +2,7 @@
 
 use burn::config::Config;
 use megaburn_collective::{Group, region::max_over};
-use megaburn_kernels::{AmaxReduction, QuantizationRecipe, WeightSpan};
+use megaburn_kernels::{AmaxReduction, QuantizationRecipe, Scaling, WeightSpan};
 use megaburn_mesh::{FusedPart, Zigzag};
 
 use super::{rounding::CurrentTokens, split::Split};
@@ -24,6 +24,10 @@ pub struct LinearPrecision {
     /// ([`DelayedAmax`](megaburn_kernels::DelayedAmax)), which the trainer keeps.
     #[config(default = false)]
     pub delayed: bool,
+    /// Whether a layer with sequence parallelism gathers shards of tokens in FP8 where the recipe has
+    /// one scale per matrix, instead of quantising what was gathered. The numbers are the same.
+    #[config(default = true)]
+    pub fp8_sequence_gather: bool,
 }
 
 /// What the quantised layers of a model share on a rank.
@@ -59,6 +63,9 @@ pub(crate) struct AmaxReductions {
     pub(super) input: Option<AmaxReduction>,
     pub(super) weight: Option<AmaxReduction>,
     pub(super) gradient: Option<AmaxReduction>,
+    /// That of a matrix of which each rank of the layer has a shard of the tokens, before these are
+    /// gathered.
+    pub(super) shards: Option<AmaxReduction>,
 }
 
 impl AmaxReductions {
@@ -81,13 +88,14 @@ impl AmaxReductions {
     ) -> Self {
         let of_both = of_tokens.clone().or_else(|| over(group));
         let (input, gradient) = match split {
-            Split::Column => (of_tokens, of_both),
-            Split::Row => (of_both, of_tokens),
+            Split::Column => (of_tokens, of_both.clone()),
+            Split::Row => (of_both.clone(), of_tokens),
         };
         Self {
             input,
             weight: over(group),
             gradient,
+            shards: of_both,
         }
     }
 
@@ -98,6 +106,7 @@ impl AmaxReductions {
             input: of_tokens.clone(),
             weight: None,
             gradient: of_tokens,
+            shards: None,
         }
     }
 }
@@ -109,6 +118,11 @@ fn over(group: &Group) -> Option<AmaxReduction> {
 }
 
 impl LinearPrecision {
+    /// Whether shards of tokens are gathered as quantised elements.
+    pub(super) fn gathers_quantized(&self) -> bool {
+        self.fp8_sequence_gather && self.recipe.scaling == Scaling::Tensor
+    }
+
     /// Why a dimension of these parts cannot be split over `ranks` without cutting a block of
     /// elements that share a scale.
     pub(super) fn refusal(

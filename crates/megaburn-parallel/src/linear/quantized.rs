@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::tensor::Tensor;
 use megaburn_kernels::{
     AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearOptions, LinearQuantization,
-    MatrixRole, QuantizationCounts, RandomNumbers, WeightSpan, linear, quantized_linear,
+    MatrixRole, QuantizationCounts, RandomNumbers, SequenceShards, WeightSpan, linear,
+    quantized_linear,
 };
 
 use super::precision::{AmaxReductions, LinearPrecision};
@@ -22,6 +23,10 @@ pub struct QuantizedLayer {
     gradient: Matrix,
     kept: Option<KeptWeight>,
     counts: QuantizationCounts,
+    /// The shards of tokens that may be gathered as quantised elements, if the layer has such, and
+    /// the reduction over the ranks that hold parts of their matrix.
+    shards: Option<SequenceShards>,
+    of_shards: Option<AmaxReduction>,
     /// The layer's random numbers, and which rows of the gradient this rank has.
     random: (RandomNumbers, HeldRows),
 }
@@ -57,8 +62,15 @@ impl QuantizedLayer {
             gradient: Matrix::new(reductions.gradient),
             kept: None,
             counts: QuantizationCounts::default(),
+            shards: None,
+            of_shards: reductions.shards,
             random,
         }
+    }
+
+    /// The layer with shards of tokens, which it may gather.
+    pub(super) fn with_shards(self, shards: Option<SequenceShards>) -> Self {
+        Self { shards, ..self }
     }
 
     /// The layer in a model: its quantised weight is kept while weights do not change.
@@ -89,17 +101,31 @@ impl QuantizedLayer {
         &self.matrix(role).delayed
     }
 
+    /// Whether the layer now gathers its shards of tokens itself, and scatters its result or the
+    /// gradient of its input.
+    pub(super) fn gathers(&self) -> bool {
+        let precision = self.lock().precision;
+        self.shards.is_some() && precision.is_some_and(|of| of.gathers_quantized())
+    }
+
     /// How the matrices are quantised now.
     pub(super) fn quantization(&self) -> Option<LinearQuantization> {
         let (precision, is_counted) = {
             let state = self.lock();
             (state.precision?, state.is_counted)
         };
+        let shards = self.shards.clone();
+        let shards = shards.filter(|_| precision.gathers_quantized());
         let source = |role| {
             let matrix = self.matrix(role);
+            let is_sharded = shards.as_ref().is_some_and(|shards| shards.of == role);
+            let reduction = match is_sharded {
+                true => self.of_shards.clone(),
+                false => matrix.reduction.clone(),
+            };
             match precision.delayed {
-                true => AmaxSource::Delayed(matrix.delayed.clone()),
-                false => AmaxSource::Current(matrix.reduction.clone()),
+                true => AmaxSource::Delayed(matrix.delayed.reduced_by(reduction)),
+                false => AmaxSource::Current(reduction),
             }
         };
         Some(LinearQuantization {
@@ -110,6 +136,7 @@ impl QuantizedLayer {
             kept: self.kept.clone(),
             counts: is_counted.then(|| self.counts.clone()),
             random: self.random.0.clone(),
+            shards,
         })
     }
 
@@ -129,7 +156,7 @@ impl QuantizedLayer {
 impl Matrix {
     fn new(reduction: Option<AmaxReduction>) -> Self {
         Self {
-            delayed: DelayedAmax::new(reduction.clone()),
+            delayed: DelayedAmax::new(None),
             reduction,
         }
     }

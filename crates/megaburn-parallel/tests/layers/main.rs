@@ -20,6 +20,7 @@ mod plan;
 mod precision;
 mod recompute;
 mod relative_bias;
+mod sequence_gather;
 mod sequences;
 mod support;
 mod trial;

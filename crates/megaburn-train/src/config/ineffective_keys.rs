@@ -31,7 +31,11 @@ impl TrainConfig {
         );
         let sections = [
             ("recompute", self.recompute.conditions()),
-            ("precision", self.precision.conditions(has_experts)),
+            (
+                "precision",
+                self.precision
+                    .conditions(has_experts, self.parallel.may_split_sequences()),
+            ),
             ("optimizer", self.optimizer.conditions(self.train.dtype)),
             ("train", self.train.conditions(self)),
             ("parallel", self.parallel.conditions()),
@@ -97,6 +101,10 @@ mod tests {
     #[case(&["precision.stochastic_rounding=false", "precision.recipe=nvfp4"], &[])]
     #[case(&["precision.experts_in_bf16=true", "precision.recipe=mxfp8"], &["precision.experts_in_bf16"])]
     #[case(&["precision.experts_in_bf16=true", "precision.recipe=mxfp8", "model.family=mixtral"], &[])]
+    #[case(&["precision.fp8_sequence_gather=false", "precision.recipe=tensorwise"], &[])]
+    #[case(&["precision.fp8_sequence_gather=false", "precision.recipe=mxfp8"], &["precision.fp8_sequence_gather"])]
+    #[case(&["precision.fp8_sequence_gather=false", "precision.recipe=delayed", "parallel.tp=1"], &["precision.fp8_sequence_gather"])]
+    #[case(&["precision.fp8_sequence_gather=false", "precision.recipe=delayed", "parallel.sp=false"], &["precision.fp8_sequence_gather"])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {

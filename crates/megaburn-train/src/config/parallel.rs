@@ -310,6 +310,11 @@ impl ParallelConfig {
         }
     }
 
+    /// Whether there is a number of ranks with which sequence parallelism is on.
+    pub(super) fn may_split_sequences(&self) -> bool {
+        self.sp.unwrap_or(self.tp != Some(1))
+    }
+
     /// When keys of the section have an effect.
     pub(super) fn conditions(&self) -> Vec<Condition> {
         let is_hybrid = self.max_tokens_per_rank.is_some();

@@ -37,6 +37,10 @@ pub struct PrecisionConfig {
     /// Whether the routed experts of mixtures of experts are not quantised. By default they are:
     /// the tokens of each expert, its weights and its gradients have scales of their own.
     pub experts_in_bf16: bool,
+    /// Whether sequence parallelism gathers shards of the sequence in FP8, a byte an element, with
+    /// `tensorwise` and `delayed`: half of what is sent, and kept for backward, in bf16. No number
+    /// changes. If it is `false`, shards are gathered in `train.dtype` and quantised then.
+    pub fp8_sequence_gather: bool,
     /// The number of steps whose largest magnitudes determine a scale with `delayed`
     /// (`--fp8-amax-history-len`, which is 1 by default there and 1024 in Transformer Engine).
     #[schemars(extend("minimum" = 1))]
@@ -80,6 +84,7 @@ impl Default for PrecisionConfig {
             num_layers_at_start_in_bf16: 0,
             num_layers_at_end_in_bf16: 0,
             experts_in_bf16: false,
+            fp8_sequence_gather: true,
             amax_history_len: 1024,
             amax_compute: AmaxCompute::Max,
             margin: 0,
@@ -180,7 +185,9 @@ impl PrecisionConfig {
     pub fn of_model(&self) -> Precision {
         Precision {
             linear: self.quantization().map(|recipe| {
-                LinearPrecision::new(recipe).with_delayed(self.recipe == PrecisionRecipe::Delayed)
+                LinearPrecision::new(recipe)
+                    .with_delayed(self.recipe == PrecisionRecipe::Delayed)
+                    .with_fp8_sequence_gather(self.fp8_sequence_gather)
             }),
             start: self.num_layers_at_start_in_bf16,
             end: self.num_layers_at_end_in_bf16,
@@ -226,8 +233,8 @@ impl PrecisionConfig {
     }
 
     /// When keys of the section have an effect.
-    pub(super) fn conditions(&self, has_experts: bool) -> Vec<Condition> {
-        use PrecisionRecipe::{Bf16, Delayed, Mxfp8, Nvfp4};
+    pub(super) fn conditions(&self, has_experts: bool, splits_sequences: bool) -> Vec<Condition> {
+        use PrecisionRecipe::{Bf16, Delayed, Mxfp8, Nvfp4, Tensorwise};
         let is_quantised = self.quantizes();
         let has_scales = self.uses(|recipe| ![Bf16, Mxfp8].contains(&recipe));
         let is_delayed = self.uses(|recipe| recipe == Delayed);
@@ -243,6 +250,12 @@ impl PrecisionConfig {
                 "experts_in_bf16",
                 is_quantised && has_experts,
                 "with precision.recipe other than \"bf16\" and a model that has experts",
+            ),
+            (
+                "fp8_sequence_gather",
+                splits_sequences && self.uses(|recipe| [Tensorwise, Delayed].contains(&recipe)),
+                "with precision.recipe = \"tensorwise\" or \"delayed\" and sequence parallelism \
+                 (parallel.sp)",
             ),
             (
                 "power_of_two_scales",

@@ -185,7 +185,7 @@ mod tests {
     /// changed, neither weights nor the history that scales are derived from.
     #[rstest]
     #[case("tensorwise", "tp2")]
-    #[case("delayed", "tp2")]
+    #[case("delayed", "tp2-sp")]
     #[case("delayed", "pp2")]
     #[case("blockwise", "tp1")]
     #[case("mxfp8", "dp2")]
@@ -267,5 +267,27 @@ mod tests {
             }
             Ok(())
         });
+    }
+
+    /// Gathering shards of the sequence in FP8 changes no number, and no magnitude that is recorded.
+    #[rstest]
+    fn gathers_in_fp8_change_no_bit(#[values("tensorwise", "delayed")] recipe: &str) {
+        let recipe = format!("precision.recipe={recipe}");
+        let run = |gather: &str| {
+            let sets = [&recipe, gather, "recompute.modules=[\"norm\"]"];
+            trainers(&sets, "tp2-sp", |mut trainer| {
+                let mut steps = Vec::new();
+                for _ in 0..3 {
+                    let step = trainer.step()?;
+                    steps.push([step.loss, step.grad_norm].map(f64::to_bits));
+                }
+                Ok((steps, trainer.amax_histories.saved()))
+            })
+        };
+        let [found, expected] =
+            ["true", "false"].map(|on| run(&format!("precision.fp8_sequence_gather={on}")));
+        assert_eq!(found, expected);
+        let has_history = expected.iter().all(|(_, saved)| !saved.is_empty());
+        assert_eq!(has_history, recipe.ends_with("delayed"));
     }
 }

@@ -9,19 +9,19 @@ pub(in crate::quantized) const TILE: u32 = 128;
 /// Units of a cube.
 pub(in crate::quantized) const UNITS: u32 = 256;
 /// Adjacent columns that a unit casts.
-const COLS: u32 = 8;
+pub(super) const COLS: u32 = 8;
 /// Adjacent rows that a unit casts at a time: a word of the transpose.
-const ROWS: u32 = 4;
+pub(super) const ROWS: u32 = 4;
 /// Units that share rows of a tile.
-const GROUPS: u32 = TILE / COLS;
+pub(super) const GROUPS: u32 = TILE / COLS;
 /// Words of a column that a cube casts at a time.
-const STEP: u32 = UNITS / GROUPS;
+pub(super) const STEP: u32 = UNITS / GROUPS;
 /// How often a unit casts rows of the tile.
-const PASSES: u32 = WORDS / STEP;
+pub(super) const PASSES: u32 = WORDS / STEP;
 /// Words of a column of the tile.
-const WORDS: u32 = TILE / ROWS;
+pub(super) const WORDS: u32 = TILE / ROWS;
 /// Words that a unit stores at once to the transpose, and such vectors of a column of the tile.
-const VECTOR: u32 = 4;
+pub(super) const VECTOR: u32 = 4;
 const VECTORS: u32 = WORDS / VECTOR;
 
 /// Words of a tile of a range of rows: the index of the range, its first row and end, the first row
@@ -121,27 +121,15 @@ pub(in crate::quantized) fn cast_kernel<E: Numeric, F: Float, W: Numeric, N: Siz
     }
     if comptime!(variant.transposed) {
         sync_cube();
-        let vector = UNIT_POS % comptime!(VECTORS);
-        let of_unit = UNIT_POS / comptime!(VECTORS);
-        let row = first_row - part.begin + vector * comptime!(ROWS * VECTOR);
-        let base = part.transposed as usize * comptime!(PLACE / 16);
-        let turn = of_unit / comptime!(COLS) * 2 + of_unit % comptime!(VECTOR);
-        #[unroll]
-        for i in 0..comptime!(TILE * VECTORS / UNITS) {
-            let jump = comptime!(i * UNITS / VECTORS);
-            let col = first_col + of_unit + jump;
-            let mut four = Vector::<u32, Const<4>>::new(0u32);
-            #[unroll]
-            for word in 0..VECTOR {
-                let turn = turn + comptime!(jump / COLS * 2);
-                let at = place(of_unit + jump, vector * comptime!(VECTOR) + word, turn);
-                four.insert(comptime!(word as usize), tile[at]);
-            }
-            if col < sizes.cols && row < part.padded {
-                let to = col as usize * (part.padded / 16) as usize + (row / 16) as usize;
-                transposed[base + to] = four;
-            }
-        }
+        store_columns(
+            &tile,
+            transposed,
+            first_row - part.begin,
+            first_col,
+            part.transposed as usize * comptime!(PLACE / 16),
+            part.padded,
+            sizes.cols,
+        );
     }
 }
 
@@ -276,10 +264,44 @@ fn store<W: Numeric, M: Size>(
     }
 }
 
+/// Stores the columns of a tile from shared memory to a transpose that begins at a vector and has
+/// `padded` bytes in a row.
+#[cube]
+pub(super) fn store_columns(
+    tile: &Shared<[u32]>,
+    transposed: &mut [Vector<u32, Const<4>>],
+    first_row: u32,
+    first_col: u32,
+    base: usize,
+    padded: u32,
+    cols: u32,
+) {
+    let vector = UNIT_POS % comptime!(VECTORS);
+    let of_unit = UNIT_POS / comptime!(VECTORS);
+    let row = first_row + vector * comptime!(ROWS * VECTOR);
+    let turn = of_unit / comptime!(COLS) * 2 + of_unit % comptime!(VECTOR);
+    #[unroll]
+    for i in 0..comptime!(TILE * VECTORS / UNITS) {
+        let jump = comptime!(i * UNITS / VECTORS);
+        let col = first_col + of_unit + jump;
+        let mut four = Vector::<u32, Const<4>>::new(0u32);
+        #[unroll]
+        for word in 0..VECTOR {
+            let turn = turn + comptime!(jump / COLS * 2);
+            let at = place(of_unit + jump, vector * comptime!(VECTOR) + word, turn);
+            four.insert(comptime!(word as usize), tile[at]);
+        }
+        if col < cols && row < padded {
+            let to = col as usize * (padded / 16) as usize + (row / 16) as usize;
+            transposed[base + to] = four;
+        }
+    }
+}
+
 /// The place in shared memory of a word of a column. The words of a column are rotated by a number
 /// that is twice that of its eight columns and one more for each of four, so that no two units of a
 /// plane use the same bank, whether they write words of a row or read vectors of four columns.
 #[cube]
-fn place(col: u32, word: u32, turn: u32) -> usize {
+pub(super) fn place(col: u32, word: u32, turn: u32) -> usize {
     (col * comptime!(WORDS) + (word + turn) % comptime!(WORDS)) as usize
 }

@@ -6,6 +6,7 @@ mod convert;
 mod loads;
 mod numbers;
 mod nvfp4;
+mod transpose;
 
 use cubecl::prelude::*;
 
@@ -15,6 +16,7 @@ pub(super) use loads::Loads;
 pub(crate) use numbers::BlockScale;
 pub(super) use numbers::{BLOCK_UNITS, BlockSizesLaunch, blocks_kernel, numbers_kernel};
 pub(super) use nvfp4::{DrawnArgLaunch, nvfp4_kernel};
+pub(super) use transpose::transpose_kernel;
 
 /// The sizes of a matrix and of its transpose.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]

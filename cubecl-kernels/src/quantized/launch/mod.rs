@@ -6,6 +6,7 @@ mod cast;
 mod loads;
 mod numbers;
 mod nvfp4;
+mod transpose;
 
 use std::ops::Range;
 
@@ -24,6 +25,7 @@ use crate::quantized::operands::{
     ProductOf, Quantization, Quantized, QuantizedOps, RANGE_ALGORITHM, quantize_each,
 };
 use crate::quantized::recipe::{Scaling, SummedDim};
+use crate::quantized::sequence_shards::ShardCollectives;
 pub use amax::amax;
 use amax::amaxes;
 pub(crate) use amax::{from_bits, no_amax};
@@ -31,6 +33,7 @@ use cast::cast_ranges;
 pub use cast::{Cast, CastOptions, cast};
 use numbers::{BlockOptions, block_numbers, numbers};
 use nvfp4::{Nvfp4Options, nvfp4_numbers};
+use transpose::transposed_bytes;
 
 use crate::gemm_ops::cube::done;
 use crate::gemm_ops::{GemmAlgorithm, GemmOps, ProductOptions, swapped};
@@ -164,6 +167,32 @@ impl QuantizedOps for Cube {
         match operand {
             CubeOperand::Fp8(matrix) => tensor::into_backend(numbers(*matrix)),
             CubeOperand::Numbers(numbers) => *numbers,
+        }
+    }
+
+    fn gathered(own: CubeOperand, over: &dyn ShardCollectives) -> CubeOperand {
+        match own {
+            CubeOperand::Fp8(mut own) => {
+                let bytes = tensor::into_backend(own.values);
+                let bytes = over.gather_bytes(Tensor::from_primitive::<Self>(bytes));
+                own.values = tensor::from_backend(Self::unwrap_int(bytes));
+                CubeOperand::Fp8(own)
+            }
+            CubeOperand::Numbers(own) => {
+                CubeOperand::Numbers(Box::new(Self::unwrap(over.gather(Self::wrap(*own)))))
+            }
+        }
+    }
+
+    fn transposed(operand: CubeOperand) -> CubeOperand {
+        match operand {
+            CubeOperand::Fp8(mut matrix) => {
+                matrix.values = transposed_bytes(matrix.values);
+                CubeOperand::Fp8(matrix)
+            }
+            CubeOperand::Numbers(numbers) => {
+                CubeOperand::Numbers(Box::new(swapped::<Self>(*numbers)))
+            }
         }
     }
 

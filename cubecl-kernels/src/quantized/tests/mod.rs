@@ -1,6 +1,7 @@
 //! [`quantized_linear`] against its definition.
 
 mod grouped;
+mod shards;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -3,6 +3,7 @@
 
 mod amax;
 mod cast;
+mod cells;
 mod loads;
 mod numbers;
 mod nvfp4;
@@ -26,9 +27,10 @@ use crate::quantized::operands::{
 use crate::quantized::recipe::{Scaling, SummedDim};
 pub use amax::amax;
 use amax::amaxes;
-pub(crate) use amax::{from_bits, no_amax};
+pub(crate) use amax::from_bits;
 use cast::cast_ranges;
 pub use cast::{Cast, CastOptions, cast};
+pub(crate) use cells::{AmaxCells, no_amax};
 use numbers::{BlockOptions, block_numbers, numbers};
 use nvfp4::{Nvfp4Options, nvfp4_numbers};
 

@@ -89,7 +89,7 @@ pub use moe::{
 };
 pub use norms::layer_norm::{layer_norm, layer_norm_add, layer_norm_recompute, layer_norm_with};
 pub use norms::rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
-pub use norms::{NormGrads, NormOptions};
+pub use norms::{NormAmaxes, NormGrads, NormOptions};
 pub use optimizer::{
     AdamwState, AdamwStep, FP8_MOMENT_BLOCK, Fp8Moment, LionState, LionStep, SgdState, SgdStep,
     adamw, adamw_all, adamw_scaled, bf16_out_slice, joined_master, lion, lion_scaled,
@@ -108,7 +108,7 @@ pub use rope::{
     packed_positions,
 };
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
-pub use split::{SliceMode, split_heads, split_last, split_last_with};
+pub use split::{SliceMode, split_heads, split_heads_observed, split_last, split_last_with};
 pub use sum::{sum_all, sum_columns};
 
 /// FP8 numbers on NVIDIA GPUs: the largest magnitude of a tensor, and the cast of a matrix with one

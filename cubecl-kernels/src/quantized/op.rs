@@ -112,12 +112,11 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
             quantization,
         } = saved;
         let dtype = w.dtype();
+        // A magnitude that was found in another type may be another one.
+        let found = options.found.gradient.as_ref();
+        let found = found.filter(|_| dy.dtype() == dtype);
         let dy = cast::<B>(rows::<B>(dy), dtype.into());
-        let amax = quantization.amax::<B>(
-            MatrixRole::Gradient,
-            dy.clone(),
-            options.found.gradient.as_ref(),
-        );
+        let amax = quantization.amax::<B>(MatrixRole::Gradient, dy.clone(), found);
         quantization.count::<B>(MatrixRole::Gradient, &dy, amax.as_ref());
         let how = Quantization {
             rows: grads.wants(1),

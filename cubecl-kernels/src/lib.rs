@@ -92,9 +92,9 @@ pub use norms::rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use norms::{NormAmaxes, NormGrads, NormOptions};
 pub use optimizer::{
     AdamwState, AdamwStep, FP8_MOMENT_BLOCK, Fp8Moment, LionState, LionStep, SgdState, SgdStep,
-    adamw, adamw_all, adamw_scaled, bf16_out_slice, joined_master, lion, lion_scaled,
-    master_remainder, packed_moment, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
-    unpacked_moment,
+    adamw, adamw_all, adamw_all_observed, adamw_scaled, bf16_out_slice, joined_master, lion,
+    lion_scaled, master_remainder, packed_moment, partial_sums_of_squares, scaled, sgd, sgd_scaled,
+    total, unpacked_moment,
 };
 pub use quantized::{
     AmaxReduction, AmaxSource, DelayedAmax, FoundAmax, FoundAmaxes, KeptWeight, LinearQuantization,

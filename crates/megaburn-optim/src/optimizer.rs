@@ -5,6 +5,7 @@ use megaburn_kernels::master_remainder;
 
 use crate::{
     accumulator::GradientAccumulator,
+    amaxes::ParamAmaxes,
     moment_bits::MomentPlace,
     offload::{Key, Store},
     param_grad::ParamGrad,
@@ -26,6 +27,8 @@ pub struct Optimizer {
     pub(crate) f32_params: BTreeSet<String>,
     /// Whether masters of bf16 parameters are stored as what the parameters lack of them.
     pub(crate) has_remainders: bool,
+    /// The parameters whose largest magnitudes the next step finds, and those of the last step.
+    pub(crate) amaxes: ParamAmaxes,
 }
 
 /// What an update reads: the part that this rank keeps of a parameter or its master.
@@ -57,7 +60,7 @@ pub(crate) struct Update {
 impl Optimizer {
     /// An optimizer before its first step.
     pub(crate) fn new(rule: Rule, sharding: &Sharding) -> Self {
-        let (state, f32_params, has_remainders) = Default::default();
+        let (state, f32_params, has_remainders, amaxes) = Default::default();
         Self {
             rule,
             sharding: sharding.clone(),
@@ -65,6 +68,7 @@ impl Optimizer {
             state,
             f32_params,
             has_remainders,
+            amaxes,
         }
     }
 
@@ -159,6 +163,7 @@ impl Optimizer {
                 }
             },
             time: self.time,
+            finds_amax: self.amaxes.wants(path, entry),
         };
         let (param, rounded) = match start {
             Start::Param(param) => (param, None),
@@ -182,6 +187,7 @@ impl Optimizer {
                 param,
                 rounded,
                 moments,
+                amax: None,
             },
             force,
         )
@@ -192,7 +198,9 @@ impl Optimizer {
             param,
             rounded,
             moments,
+            amax,
         } = new;
+        self.amaxes.put(path, amax);
         self.put_moments(path, entry, moments);
         let Some(rounded) = rounded else { return param };
         let kept = match self.keeps_remainder(rounded.dtype()) {

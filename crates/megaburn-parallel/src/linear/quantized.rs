@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Tensor;
 use megaburn_kernels::{
-    AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearOptions, LinearQuantization,
-    MatrixRole, QuantizationCounts, RandomNumbers, WeightSpan, linear, quantized_linear,
+    AmaxReduction, AmaxSource, DelayedAmax, FoundAmax, KeptWeight, LinearOptions,
+    LinearQuantization, MatrixRole, QuantizationCounts, RandomNumbers, WeightSpan, linear,
+    quantized_linear,
 };
 
 use super::precision::{AmaxReductions, LinearPrecision};
@@ -21,6 +22,7 @@ pub struct QuantizedLayer {
     weight: Matrix,
     gradient: Matrix,
     kept: Option<KeptWeight>,
+    weight_amax: FoundAmax,
     counts: QuantizationCounts,
     /// The layer's random numbers, and which rows of the gradient this rank has.
     random: (RandomNumbers, HeldRows),
@@ -56,6 +58,7 @@ impl QuantizedLayer {
             weight: Matrix::new(reductions.weight),
             gradient: Matrix::new(reductions.gradient),
             kept: None,
+            weight_amax: FoundAmax::default(),
             counts: QuantizationCounts::default(),
             random,
         }
@@ -77,6 +80,23 @@ impl QuantizedLayer {
     /// [counted](Self::counts).
     pub fn set_counted(&self, is_counted: bool) {
         self.lock().is_counted = is_counted;
+    }
+
+    /// Whether the layer needs the largest magnitudes of its matrices now.
+    pub fn needs_amaxes(&self) -> bool {
+        let precision = self.lock().precision;
+        precision.is_some_and(|precision| precision.recipe.needs_amax())
+    }
+
+    /// Sets the largest magnitude of this rank's part of the weight, `[1]` in f32, which the next pass
+    /// then does not find. It must be unset before the weight changes.
+    pub fn set_weight_amax(&self, amax: Option<Tensor<1>>) {
+        self.weight_amax.set(amax);
+    }
+
+    /// The largest magnitude of the weight that was set and no pass has taken.
+    pub fn weight_amax(&self) -> Option<Tensor<1>> {
+        self.weight_amax.value()
     }
 
     /// The elements that saturated or underflowed in training on this rank.
@@ -107,6 +127,7 @@ impl QuantizedLayer {
             input: source(MatrixRole::Input),
             weight: source(MatrixRole::Weight),
             gradient: source(MatrixRole::Gradient),
+            weight_amax: Some(self.weight_amax.clone()),
             kept: self.kept.clone(),
             counts: is_counted.then(|| self.counts.clone()),
             random: self.random.0.clone(),

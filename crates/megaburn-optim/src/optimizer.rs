@@ -1,4 +1,7 @@
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
 
 use burn::{Tensor, tensor::DType};
 use megaburn_kernels::master_remainder;
@@ -93,6 +96,18 @@ impl Optimizer {
     /// nothing before the first step.
     pub fn revert_step_count(&mut self) {
         self.time = self.time.saturating_sub(1);
+    }
+
+    /// Sets the parameters whose largest magnitudes the next steps find while they write them.
+    pub fn find_amaxes_of(&mut self, paths: impl IntoIterator<Item = String>) {
+        self.amaxes.wanted = paths.into_iter().collect();
+    }
+
+    /// Takes the largest magnitudes of parameters after the last step, by path, `[1]` in f32 each. A
+    /// parameter that was not wanted, that this rank does not update as a whole, or whose update rule
+    /// finds none, has none. With a change to a parameter after the step its magnitude is void.
+    pub fn take_amaxes(&mut self) -> BTreeMap<String, Tensor<1>> {
+        mem::take(&mut self.amaxes.found)
     }
 
     /// What an update of a parameter of type `dtype` starts from. `param` is called only if the

@@ -6,7 +6,7 @@ use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::cells::no_amax;
+use super::cells::{from_bits, no_amax};
 use super::loads::loads;
 use crate::kernel_parts::{RowView, address_type, lanes};
 use crate::quantized::kernels::{AMAX_UNITS, amax_kernel};
@@ -108,10 +108,4 @@ fn by_memory(mut x: CubeTensor) -> CubeTensor {
         }
     }
     x
-}
-
-/// The numbers in f32 that have these bits.
-pub(crate) fn from_bits(bits: CubeTensor) -> CubeTensor {
-    let shape = bits.meta.shape().clone();
-    CubeTensor::new_contiguous(bits.client, bits.device, shape, bits.handle, DType::F32)
 }

@@ -7,8 +7,6 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::amax::from_bits;
-
 /// Numbers that are set to zero at once.
 const CELLS: usize = 256;
 
@@ -105,4 +103,10 @@ pub(crate) fn no_amax(like: &CubeTensor) -> CubeTensor {
         }
         unused.get_or_insert_with(|| UnusedCells::new(like)).next()
     })
+}
+
+/// The numbers in f32 that have these bits.
+pub(crate) fn from_bits(bits: CubeTensor) -> CubeTensor {
+    let shape = bits.meta.shape().clone();
+    CubeTensor::new_contiguous(bits.client, bits.device, shape, bits.handle, DType::F32)
 }

@@ -27,10 +27,9 @@ use crate::quantized::operands::{
 use crate::quantized::recipe::{Scaling, SummedDim};
 pub use amax::amax;
 use amax::amaxes;
-pub(crate) use amax::from_bits;
 use cast::cast_ranges;
 pub use cast::{Cast, CastOptions, cast};
-pub(crate) use cells::{AmaxCells, no_amax};
+pub(crate) use cells::{AmaxCells, from_bits, no_amax};
 use numbers::{BlockOptions, block_numbers, numbers};
 use nvfp4::{Nvfp4Options, nvfp4_numbers};
 

@@ -89,12 +89,12 @@ pub use moe::{
 };
 pub use norms::layer_norm::{layer_norm, layer_norm_add, layer_norm_recompute, layer_norm_with};
 pub use norms::rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
-pub use norms::{NormGrads, NormOptions};
+pub use norms::{NormAmaxes, NormGrads, NormOptions};
 pub use optimizer::{
     AdamwState, AdamwStep, FP8_MOMENT_BLOCK, Fp8Moment, LionState, LionStep, SgdState, SgdStep,
-    adamw, adamw_all, adamw_scaled, bf16_out_slice, joined_master, lion, lion_scaled,
-    master_remainder, packed_moment, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
-    unpacked_moment,
+    adamw, adamw_all, adamw_all_observed, adamw_scaled, bf16_out_slice, joined_master, lion,
+    lion_scaled, master_remainder, packed_moment, partial_sums_of_squares, scaled, sgd, sgd_scaled,
+    total, unpacked_moment,
 };
 pub use quantized::{
     AmaxReduction, AmaxSource, DelayedAmax, FoundAmax, FoundAmaxes, KeptWeight, LinearQuantization,
@@ -108,7 +108,7 @@ pub use rope::{
     packed_positions,
 };
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
-pub use split::{SliceMode, split_heads, split_last, split_last_with};
+pub use split::{SliceMode, split_heads, split_heads_observed, split_last, split_last_with};
 pub use sum::{sum_all, sum_columns};
 
 /// FP8 numbers on NVIDIA GPUs: the largest magnitude of a tensor, and the cast of a matrix with one

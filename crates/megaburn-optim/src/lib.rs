@@ -31,6 +31,7 @@
 #![deny(clippy::unwrap_used, clippy::panic)]
 
 mod accumulator;
+mod amaxes;
 mod clip;
 mod device_scalar;
 mod dtype;

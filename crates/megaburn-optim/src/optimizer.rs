@@ -1,10 +1,14 @@
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
 
 use burn::{Tensor, tensor::DType};
 use megaburn_kernels::master_remainder;
 
 use crate::{
     accumulator::GradientAccumulator,
+    amaxes::ParamAmaxes,
     moment_bits::MomentPlace,
     offload::{Key, Store},
     param_grad::ParamGrad,
@@ -26,6 +30,8 @@ pub struct Optimizer {
     pub(crate) f32_params: BTreeSet<String>,
     /// Whether masters of bf16 parameters are stored as what the parameters lack of them.
     pub(crate) has_remainders: bool,
+    /// The parameters whose largest magnitudes the next step finds, and those of the last step.
+    pub(crate) amaxes: ParamAmaxes,
 }
 
 /// What an update reads: the part that this rank keeps of a parameter or its master.
@@ -57,7 +63,7 @@ pub(crate) struct Update {
 impl Optimizer {
     /// An optimizer before its first step.
     pub(crate) fn new(rule: Rule, sharding: &Sharding) -> Self {
-        let (state, f32_params, has_remainders) = Default::default();
+        let (state, f32_params, has_remainders, amaxes) = Default::default();
         Self {
             rule,
             sharding: sharding.clone(),
@@ -65,6 +71,7 @@ impl Optimizer {
             state,
             f32_params,
             has_remainders,
+            amaxes,
         }
     }
 
@@ -89,6 +96,18 @@ impl Optimizer {
     /// nothing before the first step.
     pub fn revert_step_count(&mut self) {
         self.time = self.time.saturating_sub(1);
+    }
+
+    /// Sets the parameters whose largest magnitudes the next steps find while they write them.
+    pub fn find_amaxes_of(&mut self, paths: impl IntoIterator<Item = String>) {
+        self.amaxes.wanted = paths.into_iter().collect();
+    }
+
+    /// Takes the largest magnitudes of parameters after the last step, by path, `[1]` in f32 each. A
+    /// parameter that was not wanted, that this rank does not update as a whole, or whose update rule
+    /// finds none, has none. With a change to a parameter after the step its magnitude is void.
+    pub fn take_amaxes(&mut self) -> BTreeMap<String, Tensor<1>> {
+        mem::take(&mut self.amaxes.found)
     }
 
     /// What an update of a parameter of type `dtype` starts from. `param` is called only if the
@@ -159,6 +178,7 @@ impl Optimizer {
                 }
             },
             time: self.time,
+            finds_amax: self.amaxes.wants(path, entry),
         };
         let (param, rounded) = match start {
             Start::Param(param) => (param, None),
@@ -182,6 +202,7 @@ impl Optimizer {
                 param,
                 rounded,
                 moments,
+                amax: None,
             },
             force,
         )
@@ -192,7 +213,9 @@ impl Optimizer {
             param,
             rounded,
             moments,
+            amax,
         } = new;
+        self.amaxes.put(path, amax);
         self.put_moments(path, entry, moments);
         let Some(rounded) = rounded else { return param };
         let kept = match self.keeps_remainder(rounded.dtype()) {

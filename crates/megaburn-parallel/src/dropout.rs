@@ -63,6 +63,11 @@ pub struct ParallelDropout {
 }
 
 impl ParallelDropout {
+    /// Whether elements are dropped in training.
+    pub fn drops(&self) -> bool {
+        self.config.prob > 0.0
+    }
+
     /// Drops elements in training. Returns the input unchanged if `block`, which keys the masks, is
     /// `None`, and on a device without autodiff.
     ///
@@ -75,7 +80,7 @@ impl ParallelDropout {
             name,
             sequence_parallel,
         } = &self.config;
-        let Some(block) = block.filter(|_| *prob > 0.0 && x.device().is_autodiff()) else {
+        let Some(block) = block.filter(|_| self.drops() && x.device().is_autodiff()) else {
             return x;
         };
         let [seq, _, hidden] = x.dims();

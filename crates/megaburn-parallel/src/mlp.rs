@@ -8,9 +8,9 @@ use burn::{
 use megaburn_autograd::RecomputeFn;
 use megaburn_collective::Group;
 use megaburn_kernels::{
-    Bias, FoundAmax, FoundAmaxes, bias_gelu, bias_gelu_tanh, clamped_swiglu,
-    clamped_swiglu_weighted, geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted, gelu,
-    gelu_tanh, squared_relu, squared_relu_weighted, swiglu, swiglu_observed, swiglu_weighted,
+    Bias, FoundAmax, bias_gelu, bias_gelu_tanh, clamped_swiglu, clamped_swiglu_weighted, geglu,
+    geglu_tanh, geglu_tanh_weighted, geglu_weighted, gelu, gelu_tanh, squared_relu,
+    squared_relu_weighted, swiglu, swiglu_observed, swiglu_weighted,
 };
 use megaburn_mesh::FusedPart;
 
@@ -206,25 +206,26 @@ impl Mlp {
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged.
     pub fn forward<const D: usize>(&self, x: impl Into<Recomputable<D>>) -> Tensor<D> {
-        if self.activation == Activation::SwiGlu && self.up.needs_amaxes() {
-            return self.forward_observed(x.into());
-        }
-        let (x, bias) = if self.activation.takes_bias() {
-            self.up.forward_deferred_bias(x)
+        let mut x = x.into();
+        let of_result = x.take_gradient_amax();
+        let hidden = if self.activation == Activation::SwiGlu && self.up.needs_amaxes() {
+            self.observed_hidden(x)
+        } else if self.activation.takes_bias() {
+            let (x, bias) = self.up.forward_deferred_bias(x);
+            self.activated(x, bias)
         } else {
-            (self.up.forward(x), None)
+            self.activated(self.up.forward(x), None)
         };
-        self.down.forward(self.activated(x, bias))
+        self.down.forward(hidden.with_gradient_amax(of_result))
     }
 
-    /// As [`forward`](Self::forward), where the activation finds the largest magnitudes of its
-    /// result and of its input's gradient, which the matrices' products need.
-    fn forward_observed<const D: usize>(&self, x: Recomputable<D>) -> Tensor<D> {
+    /// The hidden layer, where the activation finds the largest magnitudes of its result and of its
+    /// input's gradient, which the matrices' products need.
+    fn observed_hidden<const D: usize>(&self, x: Recomputable<D>) -> Recomputable<D> {
         let [result, gradient] = <[FoundAmax; 2]>::default();
-        let x = self.up.forward(x.with_found(FoundAmaxes {
-            input: None,
-            gradient: Some(gradient.clone()),
-        }));
+        let x = self
+            .up
+            .forward(x.with_gradient_amax(Some(gradient.clone())));
         let again = self.recompute.then(|| {
             let x = x.clone().inner();
             RecomputeFn::new(move || swiglu(x.clone()))
@@ -234,10 +235,19 @@ impl Mlp {
             Some(again) => Recomputable::recomputed(y, again),
             None => y.into(),
         };
-        self.down.forward(y.with_found(FoundAmaxes {
-            input: Some(result),
-            gradient: None,
-        }))
+        y.with_amax(Some(result))
+    }
+
+    /// Whether the MLP needs the largest magnitude of its input, and whether the operation that writes
+    /// the input can find it.
+    pub fn needs_input_amax(&self) -> bool {
+        self.up.needs_input_amax()
+    }
+
+    /// Whether the MLP needs the largest magnitude of its result's gradient, and whether the operation
+    /// that writes the gradient can find it.
+    pub fn needs_gradient_amax(&self) -> bool {
+        self.down.needs_gradient_amax()
     }
 
     fn activated<const D: usize>(&self, x: Tensor<D>, bias: Option<Bias>) -> Recomputable<D> {

@@ -8,8 +8,8 @@ use burn::{
 use megaburn_autograd::{MainGrad, RecomputeFn};
 use megaburn_collective::Group;
 use megaburn_kernels::{
-    NormGrads, NormOptions, layer_norm_add, layer_norm_recompute, layer_norm_with, rms_norm_add,
-    rms_norm_with,
+    NormAmaxes, NormGrads, NormOptions, layer_norm_add, layer_norm_recompute, layer_norm_with,
+    rms_norm_add, rms_norm_with,
 };
 use megaburn_mesh::{FusedPart, ShardSpec};
 
@@ -153,15 +153,26 @@ impl Norm {
     /// # Shapes
     /// `[.., d_model]`, unchanged.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        self.forward_observed(x, NormAmaxes::default())
+    }
+
+    /// [`forward`](Self::forward), which also finds largest magnitudes. The norm of a split dimension
+    /// finds none.
+    pub(crate) fn forward_observed<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        amaxes: NormAmaxes,
+    ) -> Tensor<D> {
         if let Some(split) = self.split_over_ranks() {
             let beta = self.beta.as_ref().map(Param::val);
             let centered = self.kind == NormKind::Layer;
             return split.normed(x, centered, self.gamma.val(), beta, &self.plain_options());
         }
         let gamma = self.replica.value(&self.gamma);
+        let options = self.options().with_amaxes(amaxes);
         match self.kind {
-            NormKind::Rms => rms_norm_with(x, gamma, self.options()),
-            NormKind::Layer => layer_norm_with(x, gamma, self.beta(), self.options()),
+            NormKind::Rms => rms_norm_with(x, gamma, options),
+            NormKind::Layer => layer_norm_with(x, gamma, self.beta(), options),
         }
     }
 
@@ -174,14 +185,25 @@ impl Norm {
         x: Tensor<D>,
         residual: Tensor<D>,
     ) -> (Tensor<D>, Tensor<D>) {
+        self.forward_add_observed(x, residual, NormAmaxes::default())
+    }
+
+    /// As [`forward_observed`](Self::forward_observed), of [`forward_add`](Self::forward_add).
+    pub(crate) fn forward_add_observed<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        residual: Tensor<D>,
+        amaxes: NormAmaxes,
+    ) -> (Tensor<D>, Tensor<D>) {
         if self.split_over_ranks().is_some() {
             let sum = x + residual;
             return (self.forward(sum.clone()), sum);
         }
         let gamma = self.replica.value(&self.gamma);
+        let options = self.options().with_amaxes(amaxes);
         match self.kind {
-            NormKind::Rms => rms_norm_add(x, residual, gamma, self.options()),
-            NormKind::Layer => layer_norm_add(x, residual, gamma, self.beta(), self.options()),
+            NormKind::Rms => rms_norm_add(x, residual, gamma, options),
+            NormKind::Layer => layer_norm_add(x, residual, gamma, self.beta(), options),
         }
     }
 

@@ -1,6 +1,6 @@
 use burn::tensor::{Device, Tensor};
 use megaburn_autograd::RecomputeFn;
-use megaburn_kernels::FoundAmaxes;
+use megaburn_kernels::{FoundAmax, FoundAmaxes};
 
 /// The input of a layer: a tensor and, if the layer should not save it for backward, a function
 /// that recomputes it (Megatron's output-discarding recompute, `CheckpointWithoutOutput` in
@@ -25,10 +25,23 @@ impl<const D: usize> Recomputable<D> {
         }
     }
 
-    /// The same input with largest magnitudes that other operations find: of it, and of the
-    /// gradient of the result that the layer computes from it.
-    pub(crate) fn with_found(self, found: FoundAmaxes) -> Self {
-        Self { found, ..self }
+    /// The same input with its largest magnitude, which another operation finds.
+    pub(crate) fn with_amax(mut self, found: Option<FoundAmax>) -> Self {
+        self.found.input = found;
+        self
+    }
+
+    /// The same input with the largest magnitude of the gradient of the result that the layer computes
+    /// from it. Another operation finds it in the backward pass: that which writes the gradient.
+    pub fn with_gradient_amax(mut self, found: Option<FoundAmax>) -> Self {
+        self.found.gradient = found;
+        self
+    }
+
+    /// Takes the largest magnitude of the result's gradient. A layer that consists of several ones
+    /// takes it for the last of them.
+    pub(crate) fn take_gradient_amax(&mut self) -> Option<FoundAmax> {
+        self.found.gradient.take()
     }
 
     /// The largest magnitudes that other operations find.

@@ -1,6 +1,7 @@
 use std::{cell::RefCell, ops::AddAssign};
 
 use burn::tensor::{Device, Tensor};
+use megaburn_kernels::{FoundAmax, NormAmaxes};
 
 use crate::{norm::Norm, recomputable::Recomputable};
 
@@ -23,7 +24,7 @@ use crate::{norm::Norm, recomputable::Recomputable};
 /// assert_eq!(x.sum().into_data(), expected.into_data());
 /// # Ok::<_, megaburn_parallel::ParallelError>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Residual(RefCell<Terms>);
 
 /// The parts of a residual stream. Reading the stream may add them up, but keeps its value.
@@ -32,6 +33,8 @@ struct Terms {
     sum: Tensor<3>,
     /// The term that is still to be added.
     last: Option<Tensor<3>>,
+    /// Where the norm that adds `last` puts the largest magnitude of its gradient.
+    amax_of_last: Option<FoundAmax>,
     /// The result of the norm that reads the stream next, if it is already computed.
     normed: Option<Recomputable<3>>,
 }
@@ -39,8 +42,12 @@ struct Terms {
 impl Residual {
     /// The stream `sum + last`.
     pub(crate) fn new(sum: Tensor<3>, last: Option<Tensor<3>>) -> Self {
-        let normed = None;
-        Self(RefCell::new(Terms { sum, last, normed }))
+        Self(RefCell::new(Terms {
+            sum,
+            last,
+            amax_of_last: None,
+            normed: None,
+        }))
     }
 
     /// A stream whose next norm is already computed.
@@ -48,8 +55,19 @@ impl Residual {
         Self(RefCell::new(Terms {
             sum,
             last: None,
+            amax_of_last: None,
             normed: Some(normed.into()),
         }))
+    }
+
+    /// Adds a term. The norm that reads the stream next puts the largest magnitude of the term's
+    /// gradient into `amax`, if it adds the term. Nothing else may read the term.
+    ///
+    /// # Shapes
+    /// `[seq, batch, d_model]`
+    pub fn add_observed(&mut self, term: Tensor<3>, amax: Option<FoundAmax>) {
+        *self += term;
+        self.0.get_mut().amax_of_last = amax;
     }
 
     /// The norm of the stream.
@@ -57,20 +75,35 @@ impl Residual {
     /// # Shapes
     /// `[seq, batch, d_model]`
     pub fn normed(&self, norm: &Norm) -> Recomputable<3> {
+        self.normed_observed(norm, false)
+    }
+
+    /// [`normed`](Self::normed) for a layer that quantises it. With `finds_amax` the norm finds the
+    /// largest magnitude for the layer.
+    ///
+    /// # Shapes
+    /// `[seq, batch, d_model]`
+    pub fn normed_observed(&self, norm: &Norm, finds_amax: bool) -> Recomputable<3> {
         let mut terms = self.0.borrow_mut();
         if let Some(normed) = terms.normed.take() {
             return normed;
         }
         let sum = terms.sum.clone();
+        let result = finds_amax.then(FoundAmax::default);
+        let mut amaxes = NormAmaxes {
+            result: result.clone(),
+            gradient: None,
+        };
         let normed = match terms.last.take() {
-            None => norm.forward(sum),
+            None => norm.forward_observed(sum, amaxes),
             Some(last) => {
-                let (normed, sum) = norm.forward_add(last, sum);
+                amaxes.gradient = terms.amax_of_last.take();
+                let (normed, sum) = norm.forward_add_observed(last, sum, amaxes);
                 terms.sum = sum;
                 normed
             }
         };
-        norm.input(normed, &terms.sum)
+        norm.input(normed, &terms.sum).with_amax(result)
     }
 
     /// The stream's value, which stays readable.
@@ -105,6 +138,16 @@ impl Residual {
     }
 }
 
+impl Clone for Residual {
+    /// A copy of the stream. The gradient of the last term is then the sum of two, whose largest
+    /// magnitude no norm finds.
+    fn clone(&self) -> Self {
+        let mut terms = self.0.borrow_mut();
+        terms.amax_of_last = None;
+        Self(RefCell::new(terms.clone()))
+    }
+}
+
 impl From<Tensor<3>> for Residual {
     fn from(sum: Tensor<3>) -> Self {
         Self::new(sum, None)
@@ -115,6 +158,7 @@ impl AddAssign<Tensor<3>> for Residual {
     fn add_assign(&mut self, term: Tensor<3>) {
         let terms = self.0.get_mut();
         terms.normed = None;
+        terms.amax_of_last = None;
         if let Some(last) = terms.last.replace(term) {
             terms.sum = terms.sum.clone() + last;
         }

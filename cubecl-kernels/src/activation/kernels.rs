@@ -6,11 +6,11 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use cubecl::prelude::*;
 
 use super::op::{self, Activation, PointwiseFn};
-use crate::kernel_parts::{PLANE, RowGroup, row_sum, unit_and_row};
+use crate::kernel_parts::{PLANE, RowGroup, magnitude, raise, row_sum, unit_and_row};
 
 /// Units per cube of the elementwise kernels.
 pub(super) const UNITS: u32 = 256;
-const PLANES: usize = (UNITS / PLANE) as usize;
+const PLANES: u32 = UNITS / PLANE;
 /// The standard normal density at 0.
 const DENSITY: f32 = 0.398_942_3;
 /// [`op::CLAMP`] in the type of the kernels.
@@ -84,39 +84,6 @@ fn up_factor<N: Size>(
     }
 }
 
-/// The bits of the largest magnitude of a vector, as it is stored. As unsigned integers, the bits
-/// of magnitudes are ordered as their values, and NaN is above infinity.
-#[cube]
-fn magnitude<F: Float, N: Size>(stored: Vector<F, N>) -> u32 {
-    let wide = Vector::<f32, N>::cast_from(stored);
-    let mut most = u32::new(0);
-    #[unroll]
-    for lane in 0..N::value() {
-        most = max(most, u32::reinterpret(wide.extract(lane)) & 0x7fff_ffffu32);
-    }
-    most
-}
-
-/// Raises `amax[0]` to the largest of a cube's units.
-#[cube]
-fn raise(amax: &mut [Atomic<u32>], own: u32) {
-    let mut shared = Shared::<[u32]>::new_slice(PLANES);
-    let largest = plane_max(own);
-    let own_plane = UNIT_POS / comptime!(PLANE);
-    if UNIT_POS == own_plane * comptime!(PLANE) {
-        shared[own_plane as usize] = largest;
-    }
-    sync_cube();
-    if UNIT_POS == 0 {
-        let mut largest = shared[0usize];
-        #[unroll]
-        for plane in 1..PLANES {
-            largest = max(largest, shared[plane]);
-        }
-        amax[0usize].fetch_max(largest);
-    }
-}
-
 /// Computes the activation and, if it is `observed`, the largest magnitude of the result, to which
 /// it raises `amax`; otherwise `amax` may be any buffer. A result row has `width` vectors; the up
 /// half starts `width` vectors after the gate half.
@@ -161,7 +128,7 @@ pub(super) fn forward_kernel<F: Float, G: Float, N: Size>(
         }
     }
     if comptime!(observed) {
-        raise(amax, largest);
+        raise(amax, 0usize, largest, PLANES);
     }
 }
 
@@ -208,7 +175,7 @@ pub(super) fn backward_kernel<F: Float, N: Size>(
         }
     }
     if comptime!(observed) {
-        raise(amax, largest);
+        raise(amax, 0usize, largest, PLANES);
     }
 }
 

@@ -124,14 +124,9 @@ mod tests {
             let largest = values(of)
                 .into_iter()
                 .fold(0.0, |most: f64, x| most.max(x.abs()));
-            let amax = found
-                .take::<burn::backend::Flex>()
-                .map(<burn::backend::Flex as megaburn_autograd::IntoPrimitive>::wrap::<1>);
-            assert_eq!(values(amax.unwrap()), [largest]);
-            assert!(
-                found.take::<burn::backend::Flex>().is_none(),
-                "it is taken once"
-            );
+            assert_eq!(values(found.value().unwrap()), [largest]);
+            assert!(found.take::<burn::backend::Flex>().is_some());
+            assert!(found.value().is_none(), "it is taken once");
         }
     }
 

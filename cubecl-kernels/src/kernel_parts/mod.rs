@@ -1,8 +1,9 @@
 //! Helpers of the kernels: the layout of rows in memory, the units that work on them, sums over
-//! rows, and random numbers.
+//! rows, largest magnitudes, and random numbers.
 //!
 //! In CubeCL's terms a unit is a thread, a plane is a warp, and a cube is a block.
 
+mod amax;
 pub(crate) mod assembly;
 mod kernels;
 mod launch;
@@ -13,6 +14,7 @@ mod rows;
 pub(crate) mod tensor_cores;
 mod tensors;
 
+pub(crate) use amax::{magnitude, raise};
 pub(crate) use launch::{put_parts, sum_parts};
 pub(crate) use philox::{RandomStream, random_bits, unit};
 pub(crate) use reduce::{row_sum, row_sums};

@@ -9,25 +9,26 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::FloatDType;
 use megaburn_autograd::backend_ops::{cast, compute_dtype, row, rows};
 
-use super::op::{Norm, NormInput, NormInputGrads, NormRows, SavedNorm};
+use super::op::{Norm, NormInput, NormInputGrads, NormRows, Normed, SavedNorm};
 use super::options::NormGrads;
-use crate::bias::{ColumnSum, bias_gradient};
+use crate::bias::bias_gradient;
 
 #[cfg(feature = "flex")]
 impl NormRows for burn::backend::Flex {
-    fn normed(norm: Norm, input: NormInput<FloatTensor<Self>>) -> FloatTensor<Self> {
-        normed::<Self>(norm, input)
+    fn normed(
+        norm: Norm,
+        input: NormInput<FloatTensor<Self>>,
+        finds_amax: bool,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        normed::<Self>(norm, input, finds_amax)
     }
 
     fn forward(
         norm: Norm,
         input: NormInput<FloatTensor<Self>>,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        SavedNorm<FloatTensor<Self>>,
-    ) {
-        forward::<Self>(norm, input)
+        finds_amax: bool,
+    ) -> Normed<FloatTensor<Self>> {
+        forward::<Self>(norm, input, finds_amax)
     }
 
     fn backward(
@@ -36,35 +37,42 @@ impl NormRows for burn::backend::Flex {
         dy: FloatTensor<Self>,
         dsum: Option<FloatTensor<Self>>,
         sums: &NormGrads,
+        finds_amax: bool,
     ) -> NormInputGrads<FloatTensor<Self>> {
-        backward::<Self>(norm, saved, dy, dsum, sums)
+        backward::<Self>(norm, saved, dy, dsum, sums, finds_amax)
     }
 }
 
-pub(super) fn normed<B: Backend>(norm: Norm, input: NormInput<FloatTensor<B>>) -> FloatTensor<B> {
+pub(super) fn normed<B: NormRows>(
+    norm: Norm,
+    input: NormInput<FloatTensor<B>>,
+    finds_amax: bool,
+) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
     if norm.bit_exact_with_training
         || !norm.centered
         || norm.options.zero_centered_gamma
         || input.residual.is_some()
     {
-        return forward::<B>(norm, input).0;
+        let Normed { y, amax, .. } = forward::<B>(norm, input, finds_amax);
+        return (y, amax);
     }
     // Use the backend's own loop, the one that `burn::nn::LayerNorm` runs.
     let NormInput { x, gamma, beta, .. } = input;
     let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
     let [x, gamma] = [x, gamma].map(|t| cast::<B>(t, wide));
     let beta = beta.map(|beta| cast::<B>(beta, wide));
-    cast::<B>(
-        B::layer_norm(x, gamma, beta, norm.options.epsilon),
-        dtype.into(),
-    )
+    let y = B::layer_norm(x, gamma, beta, norm.options.epsilon);
+    let y = cast::<B>(y, dtype.into());
+    let amax = finds_amax.then(|| B::largest_magnitude(y.clone()));
+    (y, amax)
 }
 
 /// Computes the norm in the same order of operations as Burn's composed norm, for equal bits.
-pub(super) fn forward<B: Backend>(
+pub(super) fn forward<B: NormRows>(
     norm: Norm,
     input: NormInput<FloatTensor<B>>,
-) -> (FloatTensor<B>, FloatTensor<B>, SavedNorm<FloatTensor<B>>) {
+    finds_amax: bool,
+) -> Normed<FloatTensor<B>> {
     let NormInput {
         x,
         residual,
@@ -100,7 +108,12 @@ pub(super) fn forward<B: Backend>(
         beta: types,
         dtype,
     };
-    (y, sum, saved)
+    Normed {
+        amax: finds_amax.then(|| B::largest_magnitude(y.clone())),
+        y,
+        sum,
+        saved,
+    }
 }
 
 /// Subtracts the means of rows, if there are any.
@@ -121,12 +134,13 @@ fn scale<B: Backend>(norm: Norm, gamma: FloatTensor<B>, wide: FloatDType) -> Flo
     }
 }
 
-pub(super) fn backward<B: ColumnSum>(
+pub(super) fn backward<B: NormRows>(
     norm: Norm,
     saved: SavedNorm<FloatTensor<B>>,
     dy: FloatTensor<B>,
     dsum: Option<FloatTensor<B>>,
     sums: &NormGrads,
+    finds_amax: bool,
 ) -> NormInputGrads<FloatTensor<B>> {
     let SavedNorm {
         x,
@@ -156,6 +170,7 @@ pub(super) fn backward<B: ColumnSum>(
     }
     let dx = B::float_reshape(cast::<B>(dx, dtype.into()), shape);
     NormInputGrads {
+        amax: finds_amax.then(|| B::largest_magnitude(dx.clone())),
         x: dx,
         gamma: dgamma,
         beta: dbeta,

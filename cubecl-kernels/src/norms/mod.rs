@@ -11,12 +11,14 @@ mod op;
 mod options;
 pub(crate) mod reference;
 pub(crate) mod rms_norm;
+#[cfg(test)]
+mod tests;
 
 use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 
 use op::NormCall;
-pub use options::{NormGrads, NormOptions};
+pub use options::{NormAmaxes, NormGrads, NormOptions};
 
 /// Panics unless rows of `x` can be normalized with these vectors and options.
 fn check<const D: usize>(
@@ -24,7 +26,7 @@ fn check<const D: usize>(
     x: &Tensor<D>,
     gamma: &Tensor<1>,
     beta: Option<&Tensor<1>>,
-    NormCall { norm, sums }: &NormCall,
+    NormCall { norm, sums, .. }: &NormCall,
 ) {
     let epsilon = norm.options.epsilon;
     let vectors = [("gamma", Some(gamma)), ("beta", beta)];

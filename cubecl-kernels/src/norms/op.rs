@@ -5,8 +5,10 @@ use burn::tensor::{DType, Tensor};
 use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::{FusedOp, InputGrads, MultiOutputOp, fused, fused_outputs, optional};
 
-use super::options::{Formula, NormGrads, NormOptions};
+use super::options::{Formula, NormAmaxes, NormGrads, NormOptions};
 use crate::bias::ColumnSum;
+use crate::quantized::FoundAmax;
+use crate::quantized::operands::QuantizedOps;
 
 /// Which norm is computed, and how.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,11 +20,12 @@ pub(crate) struct Norm {
     pub(crate) bit_exact_with_training: bool,
 }
 
-/// A norm, and where the gradients of its gamma and beta go.
+/// A norm, where the gradients of its gamma and beta go, and which largest magnitudes it finds.
 #[derive(Clone, Debug)]
 pub(crate) struct NormCall {
     pub(crate) norm: Norm,
     pub(crate) sums: NormGrads,
+    pub(crate) amaxes: NormAmaxes,
 }
 
 impl NormCall {
@@ -41,6 +44,7 @@ impl NormCall {
             epsilon,
             zero_centered_gamma,
             main_grads,
+            amaxes,
         } = options;
         let options = Formula {
             epsilon,
@@ -53,6 +57,7 @@ impl NormCall {
                 bit_exact_with_training: false,
             },
             sums: main_grads,
+            amaxes,
         }
     }
 
@@ -148,23 +153,37 @@ pub(crate) struct NormInputGrads<T> {
     pub(crate) x: T,
     pub(crate) gamma: Option<T>,
     pub(crate) beta: Option<T>,
+    /// The largest magnitude of the gradient of `x`, `[1]` in f32, if it was to be found.
+    pub(crate) amax: Option<T>,
+}
+
+/// The result of a norm under autodiff.
+pub(crate) struct Normed<T> {
+    /// The normalized rows.
+    pub(crate) y: T,
+    /// The norm's input: `x + residual`, or `x`.
+    pub(crate) sum: T,
+    pub(crate) saved: SavedNorm<T>,
+    /// The largest magnitude of the normalized rows, `[1]` in f32, if it was to be found.
+    pub(crate) amax: Option<T>,
 }
 
 /// A norm and its backward pass, with the best implementation per backend.
-pub(crate) trait NormRows: ColumnSum {
-    /// Returns the normalized rows, without saving anything for backward.
-    fn normed(norm: Norm, input: NormInput<FloatTensor<Self>>) -> FloatTensor<Self>;
+pub(crate) trait NormRows: ColumnSum + QuantizedOps {
+    /// Returns the normalized rows, without saving anything for backward, and with `finds_amax` their
+    /// largest magnitude.
+    fn normed(
+        norm: Norm,
+        input: NormInput<FloatTensor<Self>>,
+        finds_amax: bool,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>);
 
-    /// Returns the normalized rows, the norm's input (`x + residual`, or `x`), and the saved
-    /// tensors.
+    /// Computes the norm and what is saved for backward.
     fn forward(
         norm: Norm,
         input: NormInput<FloatTensor<Self>>,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        SavedNorm<FloatTensor<Self>>,
-    );
+        finds_amax: bool,
+    ) -> Normed<FloatTensor<Self>>;
 
     /// Computes the gradients from `dy` of the normalized rows and `dsum` of the norm's input.
     fn backward(
@@ -173,6 +192,7 @@ pub(crate) trait NormRows: ColumnSum {
         dy: FloatTensor<Self>,
         dsum: Option<FloatTensor<Self>>,
         sums: &NormGrads,
+        finds_amax: bool,
     ) -> NormInputGrads<FloatTensor<Self>>;
 }
 
@@ -196,18 +216,50 @@ impl<B: NormRows, const N: usize> FusedOp<B, N> for NormCall {
     type Saved = (NormCall, SavedNorm<FloatTensor<B>>);
 
     fn forward(self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved) {
-        let (y, _, saved) = B::forward(self.norm, input(inputs));
+        let Normed { y, saved, .. } = self.normed::<B>(input(inputs));
         (y, (self, saved))
     }
 
     fn infer(self, inputs: [FloatTensor<B>; N]) -> FloatTensor<B> {
-        B::normed(self.norm, input(inputs))
+        let found = self.amaxes.result.as_ref();
+        let (y, amax) = B::normed(self.norm, input(inputs), found.is_some());
+        put::<B>(found, amax);
+        y
     }
 
     fn backward((call, saved): Self::Saved, dy: FloatTensor<B>, mut grads: InputGrads<'_, B>) {
-        let NormCall { norm, sums } = call;
-        let NormInputGrads { x, gamma, beta } = B::backward(norm, saved, dy, None, &sums);
+        let NormInputGrads { x, gamma, beta, .. } = call.gradients::<B>(saved, dy, None);
         grads.register_all([Some(x), gamma, beta]);
+    }
+}
+
+impl NormCall {
+    /// The norm, whose largest magnitude is put where it is wanted.
+    fn normed<B: NormRows>(&self, input: NormInput<FloatTensor<B>>) -> Normed<FloatTensor<B>> {
+        let found = self.amaxes.result.as_ref();
+        let mut normed = B::forward(self.norm, input, found.is_some());
+        put::<B>(found, normed.amax.take());
+        normed
+    }
+
+    /// The gradients. The largest magnitude of that of `x` is put where it is wanted.
+    fn gradients<B: NormRows>(
+        &self,
+        saved: SavedNorm<FloatTensor<B>>,
+        dy: FloatTensor<B>,
+        dsum: Option<FloatTensor<B>>,
+    ) -> NormInputGrads<FloatTensor<B>> {
+        let found = self.amaxes.gradient.as_ref();
+        let mut grads = B::backward(self.norm, saved, dy, dsum, &self.sums, found.is_some());
+        put::<B>(found, grads.amax.take());
+        grads
+    }
+}
+
+/// Puts a largest magnitude where it is wanted.
+fn put<B: NormRows>(found: Option<&FoundAmax>, amax: Option<FloatTensor<B>>) {
+    if let (Some(found), Some(amax)) = (found, amax) {
+        found.put::<B>(amax);
     }
 }
 
@@ -262,7 +314,7 @@ impl<B: NormRows, const N: usize> MultiOutputOp<B, N, 2> for AddNorm {
             gamma,
             beta,
         };
-        let (y, sum, saved) = B::forward(call.norm, input);
+        let Normed { y, sum, saved, .. } = call.normed::<B>(input);
         ([y, sum], (call, saved))
     }
 
@@ -271,10 +323,9 @@ impl<B: NormRows, const N: usize> MultiOutputOp<B, N, 2> for AddNorm {
         dys: [Option<FloatTensor<B>>; 2],
         mut grads: InputGrads<'_, B>,
     ) {
-        let NormCall { norm, sums } = call;
         match dys {
             [Some(dy), dsum] => {
-                let NormInputGrads { x, gamma, beta } = B::backward(norm, saved, dy, dsum, &sums);
+                let NormInputGrads { x, gamma, beta, .. } = call.gradients::<B>(saved, dy, dsum);
                 grads.register_all([Some(x.clone()), Some(x), gamma, beta]);
             }
             [None, dsum] => grads.register_all([dsum.clone(), dsum]),

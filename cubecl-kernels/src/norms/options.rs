@@ -1,5 +1,7 @@
 use megaburn_autograd::MainGrad;
 
+use crate::quantized::FoundAmax;
+
 /// How rows are normalized. A plain `f64` converts to options with that `epsilon`.
 #[derive(Clone, Debug)]
 pub struct NormOptions {
@@ -10,6 +12,8 @@ pub struct NormOptions {
     pub zero_centered_gamma: bool,
     /// The destinations of the gradients of gamma and beta.
     pub main_grads: NormGrads,
+    /// The largest magnitudes that the norm finds.
+    pub amaxes: NormAmaxes,
 }
 
 /// The options that affect the values.
@@ -26,6 +30,7 @@ impl NormOptions {
             epsilon,
             zero_centered_gamma: false,
             main_grads: NormGrads::default(),
+            amaxes: NormAmaxes::default(),
         }
     }
 
@@ -38,6 +43,12 @@ impl NormOptions {
     /// Sets the destinations of the gradients of gamma and beta.
     pub fn with_main_grads(mut self, main_grads: NormGrads) -> Self {
         self.main_grads = main_grads;
+        self
+    }
+
+    /// Sets the largest magnitudes that the norm finds.
+    pub fn with_amaxes(mut self, amaxes: NormAmaxes) -> Self {
+        self.amaxes = amaxes;
         self
     }
 }
@@ -56,4 +67,15 @@ pub struct NormGrads {
     pub gamma: Option<MainGrad>,
     /// The main gradient of beta.
     pub beta: Option<MainGrad>,
+}
+
+/// The largest magnitudes of what a norm writes, which its kernels find for the layers that quantise
+/// it. With `None` they are not found.
+#[derive(Clone, Debug, Default)]
+pub struct NormAmaxes {
+    /// That of the normalized rows.
+    pub result: Option<FoundAmax>,
+    /// That of the gradient of `x`, which is also the gradient of the residual. It is not found where
+    /// only the sum `x + residual` has a gradient.
+    pub gradient: Option<FoundAmax>,
 }

@@ -8,6 +8,7 @@ use super::options::{AdamwState, AdamwStep};
 use super::{checks, reference};
 #[cfg(feature = "cuda")]
 use crate::gpu::is_on_gpu;
+use crate::quantized::largest_magnitude_of;
 
 /// Returns the state after one step with `grad`, in f32, bf16 or f16.
 ///
@@ -51,7 +52,31 @@ pub fn adamw_all(
     factor: Option<Tensor<1>>,
     step: &AdamwStep,
 ) -> Vec<AdamwState> {
-    let name = "adamw_all";
+    let all = all_stepped("adamw_all", all, factor, step, false);
+    all.into_iter().map(|(state, _)| state).collect()
+}
+
+/// [`adamw_all`] that also returns the largest magnitude of each new parameter, rounded if the parameter
+/// is: `[1]` in f32, NaN if an element is NaN. It may be `None` on GPUs, where no kernel finds it for
+/// buffers that are not as in `adamw_all`.
+///
+/// # Panics
+/// As [`adamw_all`].
+pub fn adamw_all_observed(
+    all: Vec<(AdamwState, Tensor<1>)>,
+    factor: Option<Tensor<1>>,
+    step: &AdamwStep,
+) -> Vec<(AdamwState, Option<Tensor<1>>)> {
+    all_stepped("adamw_all_observed", all, factor, step, true)
+}
+
+fn all_stepped(
+    name: &str,
+    all: Vec<(AdamwState, Tensor<1>)>,
+    factor: Option<Tensor<1>>,
+    step: &AdamwStep,
+    finds_amaxes: bool,
+) -> Vec<(AdamwState, Option<Tensor<1>>)> {
     step.check(name);
     all.iter()
         .for_each(|(state, grad)| check(name, state, grad, factor.as_ref()));
@@ -63,21 +88,29 @@ pub fn adamw_all(
     {
         let all: Vec<_> = all.collect();
         match all.first() {
-            Some((_, grad)) if is_on_gpu(grad) => launch::adamw_all(all, factor, step),
-            _ => each(all.into_iter(), factor, step),
+            Some((_, grad)) if is_on_gpu(grad) => {
+                launch::adamw_all(all, factor, step, finds_amaxes)
+            }
+            _ => each(all.into_iter(), factor, step, finds_amaxes),
         }
     }
     #[cfg(not(feature = "cuda"))]
-    each(all, factor, step)
+    each(all, factor, step, finds_amaxes)
 }
 
 fn each(
     all: impl Iterator<Item = (AdamwState, Tensor<1>)>,
     factor: Option<Tensor<1>>,
     step: &AdamwStep,
-) -> Vec<AdamwState> {
-    all.map(|(state, grad)| reference::adamw(state, grad, factor.clone(), step))
-        .collect()
+    finds_amaxes: bool,
+) -> Vec<(AdamwState, Option<Tensor<1>>)> {
+    all.map(|(state, grad)| {
+        let new = reference::adamw(state, grad, factor.clone(), step);
+        let param = new.rounded.as_ref().unwrap_or(&new.param);
+        let amax = finds_amaxes.then(|| largest_magnitude_of(param.clone()));
+        (new, amax)
+    })
+    .collect()
 }
 
 fn stepped(
@@ -185,6 +218,26 @@ mod tests {
                 assert!((found - expected).abs() < 1e-6 * expected.abs().max(1.0));
             }
         }
+    }
+
+    #[test]
+    fn the_found_magnitude_is_that_of_the_new_parameter() {
+        let state = |rounded: Option<DType>| {
+            let [param, exp_avg, exp_avg_sq] = [0; 3].map(|_| constant([37]));
+            let rounded = rounded.map(|dtype| param.zeros_like().cast(dtype));
+            AdamwState {
+                param,
+                exp_avg,
+                exp_avg_sq: exp_avg_sq.abs(),
+                rounded,
+            }
+        };
+        let all = [None, Some(DType::BF16)].map(|of| (state(of), constant([37])));
+        let all = adamw_all_observed(all.to_vec(), None, &STEP);
+        let [(wide, of_wide), (both, of_rounded)] = all.try_into().expect("two states");
+        let largest = |x: Tensor<1>| values(x.abs().max());
+        assert_eq!(values(of_wide.unwrap()), largest(wide.param));
+        assert_eq!(values(of_rounded.unwrap()), largest(both.rounded.unwrap()));
     }
 
     #[test]

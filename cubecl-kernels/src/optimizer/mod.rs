@@ -16,7 +16,7 @@ pub(crate) mod reference;
 mod remainder;
 mod sgd;
 
-pub use adamw::{adamw, adamw_all, adamw_scaled};
+pub use adamw::{adamw, adamw_all, adamw_all_observed, adamw_scaled};
 pub use bf16_out::bf16_out_slice;
 pub use fp8_moment::{FP8_MOMENT_BLOCK, Fp8Moment, packed_moment, unpacked_moment};
 pub use gradients::{partial_sums_of_squares, scaled, total};

@@ -1,6 +1,6 @@
 //! Largest magnitudes that were found by the operation which made the matrix.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
@@ -23,14 +23,28 @@ pub struct FoundAmaxes {
 }
 
 impl FoundAmax {
+    /// Sets the magnitude, `[1]` in f32 without autodiff, or that there is none.
+    pub fn set(&self, amax: Option<Tensor<1>>) {
+        *self.lock() = amax;
+    }
+
     /// Sets the magnitude, `[1]` in f32.
     pub(crate) fn put<B: IntoPrimitive>(&self, amax: FloatTensor<B>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(B::wrap(amax));
+        *self.lock() = Some(B::wrap(amax));
+    }
+
+    /// The magnitude, `[1]` in f32 without autodiff, if it was found and no layer has taken it yet.
+    pub fn value(&self) -> Option<Tensor<1>> {
+        self.lock().clone()
     }
 
     /// The magnitude, once.
     pub(crate) fn take<B: IntoPrimitive>(&self) -> Option<FloatTensor<B>> {
-        let found = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let found = self.lock().take();
         found.map(B::unwrap)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Tensor<1>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -131,12 +131,11 @@ impl<B: QuantizedOps + ColumnSum, const N: usize> FusedOp<B, N> for QuantizedLin
             quantization,
         } = saved;
         let dtype = w.dtype();
+        // A magnitude that was found in another type may be another one.
+        let found = options.found.gradient.as_ref();
+        let found = found.filter(|_| dy.dtype() == dtype);
         let dy = cast::<B>(rows::<B>(dy), dtype.into());
-        let amax = quantization.amax::<B>(
-            MatrixRole::Gradient,
-            dy.clone(),
-            options.found.gradient.as_ref(),
-        );
+        let amax = quantization.amax::<B>(MatrixRole::Gradient, dy.clone(), found);
         quantization.count::<B>(MatrixRole::Gradient, &dy, amax.as_ref());
         let how = Quantization {
             rows: grads.wants(1),
@@ -306,7 +305,7 @@ impl LinearQuantization {
         let quantize = |how: Quantization| {
             let w = read_weight::<B>(w.clone(), main_grad, pass);
             let w = if options.out_in { swapped::<B>(w) } else { w };
-            let amax = self.amax::<B>(MatrixRole::Weight, w.clone(), None);
+            let amax = self.amax::<B>(MatrixRole::Weight, w.clone(), self.weight_amax.as_ref());
             if pass == LinearPass::Forward {
                 self.count::<B>(MatrixRole::Weight, &w, amax.as_ref());
             }

@@ -1,5 +1,6 @@
 use super::amax::AmaxSource;
 use super::counts::QuantizationCounts;
+use super::found::FoundAmax;
 use super::kept::KeptWeight;
 use super::random_numbers::RandomNumbers;
 use super::recipe::{MatrixRole, QuantizationRecipe};
@@ -16,6 +17,8 @@ pub struct LinearQuantization {
     pub weight: AmaxSource,
     /// The largest magnitude of the result's gradient.
     pub gradient: AmaxSource,
+    /// The largest magnitude of this rank's part of the weight, if the step of the optimizer found it.
+    pub weight_amax: Option<FoundAmax>,
     /// Keeps the quantised weight while weights [do not change](crate::WeightSpan).
     pub kept: Option<KeptWeight>,
     /// Counts the elements that saturate or underflow, if it is given.
@@ -35,6 +38,7 @@ impl LinearQuantization {
             input: AmaxSource::default(),
             weight: AmaxSource::default(),
             gradient: AmaxSource::default(),
+            weight_amax: None,
             kept: None,
             counts: None,
             random: RandomNumbers::new(0, ""),
@@ -67,6 +71,7 @@ impl LinearQuantization {
             gradient: self.gradient.without_record(),
             random: self.random.clone(),
             shards: self.shards.clone(),
+            weight_amax: self.weight_amax.clone(),
             // A kept weight is recorded and counted where it is quantised: not in this pass.
             kept: match self.weight {
                 AmaxSource::Current(_) if self.counts.is_none() => self.kept.clone(),

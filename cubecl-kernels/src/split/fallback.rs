@@ -2,10 +2,10 @@
 
 use burn::backend::tensor::FloatTensor;
 
-use super::op::Compact;
+use super::op::Assembly;
 
 #[cfg(feature = "flex")]
-impl Compact for burn::backend::Flex {
+impl Assembly for burn::backend::Flex {
     fn compact(x: FloatTensor<Self>) -> FloatTensor<Self> {
         x.to_contiguous()
     }

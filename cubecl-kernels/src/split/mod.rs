@@ -7,6 +7,8 @@
 
 mod fallback;
 #[cfg(feature = "cuda")]
+mod kernels;
+#[cfg(feature = "cuda")]
 mod launch;
 mod op;
 mod options;
@@ -17,6 +19,7 @@ use burn::tensor::Tensor;
 use megaburn_autograd::arg_check::{self, float};
 use megaburn_autograd::fused_outputs;
 
+use crate::quantized::FoundAmax;
 use op::Split;
 pub use options::SliceMode;
 
@@ -56,7 +59,13 @@ pub fn split_last_with<const D: usize, const N: usize>(
         "split_last: sizes {sizes:?} do not add up to {n} columns"
     );
     let dim = D - 1;
-    fused_outputs(Split { sizes, cuts, dim }, [x.into_dispatch()])
+    let split = Split {
+        sizes,
+        cuts,
+        dim,
+        amax: None,
+    };
+    fused_outputs(split, [x.into_dispatch()])
 }
 
 /// [`split_last_with`] of features that are heads one after the other: each part has some of them.
@@ -75,6 +84,34 @@ pub fn split_heads<const N: usize>(
     counts: [usize; N],
     cuts: [SliceMode; N],
 ) -> [Tensor<4>; N] {
+    of_heads(x, head_dim, counts, cuts, None)
+}
+
+/// [`split_heads`] that finds the largest magnitude of the gradient of `x`, for the layer that quantises
+/// it.
+///
+/// # Shapes
+/// As [`split_heads`].
+///
+/// # Panics
+/// As [`split_heads`].
+pub fn split_heads_observed<const N: usize>(
+    x: Tensor<3>,
+    head_dim: usize,
+    counts: [usize; N],
+    cuts: [SliceMode; N],
+    gradient: FoundAmax,
+) -> [Tensor<4>; N] {
+    of_heads(x, head_dim, counts, cuts, Some(gradient))
+}
+
+fn of_heads<const N: usize>(
+    x: Tensor<3>,
+    head_dim: usize,
+    counts: [usize; N],
+    cuts: [SliceMode; N],
+    amax: Option<FoundAmax>,
+) -> [Tensor<4>; N] {
     arg_check::check("split_heads", [float("x", &x)]);
     let [s, b, features] = x.dims();
     let n = counts.iter().sum::<usize>();
@@ -87,13 +124,17 @@ pub fn split_heads<const N: usize>(
         sizes: counts,
         cuts,
         dim: 2,
+        amax,
     };
     fused_outputs(split, [x.reshape([s, b, n, head_dim]).into_dispatch()])
 }
 
 #[cfg(test)]
 mod tests {
-    use megaburn_autograd::testing::{assert_refused, constant, distance, leaf, normal, quantized};
+    use burn::tensor::DType;
+    use megaburn_autograd::testing::{
+        assert_refused, assert_same_bits, constant, distance, leaf, normal, quantized, values,
+    };
     use rstest::rstest;
 
     use super::*;
@@ -156,6 +197,31 @@ mod tests {
             x.grad(&loss.expect("3 parts").backward()).unwrap()
         };
         assert_eq!(distance(gradient(of_heads()), gradient(of_features())), 0.0);
+    }
+
+    #[rstest]
+    fn the_found_magnitude_is_that_of_the_gradient(
+        #[values([3, 1], [4, 2], [0, 2])] sizes: [usize; 2],
+        #[values(DType::F32, DType::BF16)] dtype: DType,
+        #[values([true, true], [false, true])] used: [bool; 2],
+    ) {
+        let [seq, batch] = sizes;
+        let x = leaf(normal([seq, batch, 5 * 3]).cast(dtype));
+        let gradient = |parts: [Tensor<4>; 2]| {
+            let parts = parts.into_iter().zip(used).filter(|(_, used)| *used);
+            let loss = parts.map(|(part, _)| part.exp().sum());
+            let loss = loss.reduce(|a, b| a + b).expect("one part is used");
+            x.grad(&loss.backward()).unwrap()
+        };
+        let cuts = [SliceMode::View; 2];
+        let expected = gradient(split_heads(x.clone(), 3, [4, 1], cuts));
+        let found = FoundAmax::default();
+        let observed = split_heads_observed(x.clone(), 3, [4, 1], cuts, found.clone());
+        assert_same_bits(gradient(observed), expected.clone());
+        let largest = values(expected)
+            .into_iter()
+            .fold(0.0, |most: f64, x| most.max(x.abs()));
+        assert_eq!(values(found.value().unwrap()), [largest]);
     }
 
     #[test]

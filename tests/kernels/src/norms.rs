@@ -2,15 +2,15 @@
 
 use burn::{
     prelude::Device,
-    tensor::{DType, Tensor},
+    tensor::{DType, Tensor, TensorData},
 };
 use megaburn_autograd::MainGrad;
 use megaburn_kernels::{
-    NormGrads, NormOptions, layer_norm, layer_norm_add, layer_norm_with, rms_norm, rms_norm_add,
-    rms_norm_with,
+    FoundAmax, NormAmaxes, NormGrads, NormOptions, layer_norm, layer_norm_add, layer_norm_with,
+    rms_norm, rms_norm_add, rms_norm_with,
 };
 
-use super::compare::*;
+use super::{compare::*, part};
 
 pub(super) const TESTS: &[super::Test] = &[
     ("norms", norms),
@@ -19,6 +19,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("norms_of_long_rows", long),
     ("norms_of_many_rows", many),
     ("norms_of_no_rows", none),
+    ("found_magnitudes_are_those_of_result_and_gradient", amaxes),
     ("gradients_of_gamma_and_beta_are_summed_in_f32", main_grads),
 ];
 
@@ -236,6 +237,88 @@ fn main_grads() -> Result<(), String> {
                 {
                     let what = format!("{name} of {t}x{n} {dtype:?}, layer norm {is_layer_norm}");
                     close(&what, found, expected, tolerance)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The result of a norm and the gradient of its input: of a layer norm, or of an RMS norm of a sum.
+fn observed(
+    is_layer_norm: bool,
+    [x, residual, dy]: [&TensorData; 3],
+    [gamma, beta]: [&TensorData; 2],
+    dtype: DType,
+    amaxes: NormAmaxes,
+) -> Result<[Vec<f32>; 2], String> {
+    let device = Device::cuda(0);
+    let x: Tensor<2> = leaf(x, &device, dtype);
+    let [gamma, beta] = [gamma, beta].map(|of| leaf::<1>(of, &device, dtype));
+    let options = NormOptions::new(1e-3).with_amaxes(amaxes);
+    let (y, sum) = match is_layer_norm {
+        true => (layer_norm_with(x.clone(), gamma, Some(beta), options), None),
+        false => {
+            let residual: Tensor<2> = leaf(residual, &device, dtype);
+            let (y, sum) = rms_norm_add(x.clone(), residual, gamma, options);
+            (y, Some(sum))
+        }
+    };
+    let dy = Tensor::from_data(dy.clone(), (&y.device(), dtype));
+    let loss = (y.clone() * dy.clone()).sum();
+    let loss = match sum {
+        Some(sum) => loss + (sum * dy).sum(),
+        None => loss,
+    };
+    let dx = x.grad(&loss.backward()).ok_or("no gradient")?;
+    Ok([host(y.inner())?, host(dx)?])
+}
+
+/// Rows of one plane and of several, rows of 1024 units and rows too long for registers, with the
+/// numbers that are not finite too. What is found changes no bit.
+fn amaxes() -> Result<(), String> {
+    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let largest = |x: &[f32]| x.iter().map(|x| x.abs().to_bits()).max().unwrap_or(0);
+    for dtype in [DType::BF16, DType::F32] {
+        for [rows, n] in [[40, 64], [7, 67], [3, 1028], [2, 16384], [2, 8195]] {
+            for is_layer_norm in [false, true] {
+                if !part::is_mine() {
+                    continue;
+                }
+                let [x, residual, dy] = [0; 3].map(|_| normal([rows, n], dtype));
+                let [gamma, beta] = [0; 2].map(|_| normal([n], dtype));
+                let mut infinite = gamma.try_to_vec::<f32>().map_err(|e| e.to_string())?;
+                infinite[n - 1] = f32::INFINITY;
+                let infinite = TensorData::new(infinite, [n]);
+                let mut odd = x.try_to_vec::<f32>().map_err(|e| e.to_string())?;
+                odd[n / 2] = f32::NAN;
+                let odd = TensorData::new(odd, [rows, n]);
+                for (x, gamma) in [(&x, &gamma), (&x, &infinite), (&odd, &gamma)] {
+                    let run = |amaxes| {
+                        let [x, gamma] = [x, gamma];
+                        let rows = [x, &residual, &dy];
+                        observed(is_layer_norm, rows, [gamma, &beta], dtype, amaxes)
+                    };
+                    let expected = run(NormAmaxes::default())?;
+                    let [result, gradient] = <[FoundAmax; 2]>::default();
+                    let of_both = NormAmaxes {
+                        result: Some(result.clone()),
+                        gradient: Some(gradient.clone()),
+                    };
+                    let found = run(of_both)?;
+                    let what = format!("{rows}x{n} {dtype:?}, layer norm: {is_layer_norm}");
+                    for i in 0..2 {
+                        if bits(&found[i]) != bits(&expected[i]) {
+                            return Err(format!("{what}: other bits"));
+                        }
+                        let amax = [&result, &gradient][i].value().ok_or("nothing was found")?;
+                        let amax = host(amax)?[0];
+                        let wanted = f32::from_bits(largest(&expected[i]));
+                        if amax.to_bits() != wanted.to_bits() && !(amax.is_nan() && wanted.is_nan())
+                        {
+                            return Err(format!("{what}: found {amax}, not {wanted}"));
+                        }
+                    }
                 }
             }
         }

@@ -7,13 +7,16 @@ use burn::{
 };
 use burn_cubecl::tensor::CubeTensor;
 use megaburn_cuda::{CudaError, CudaQueue, Op, tensor};
-use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_all, adamw_scaled, bf16_out_slice};
+use megaburn_kernels::{
+    AdamwState, AdamwStep, adamw, adamw_all, adamw_all_observed, adamw_scaled, bf16_out_slice,
+};
 
 use super::compare::{close, host, normal};
 
 pub(super) const TESTS: &[super::Test] = &[
     ("many_are_stepped_as_one_by_one_to_the_bit", together),
     ("many_are_rounded_into_one_buffer", rooms),
+    ("found_magnitudes_are_those_of_new_parameters", amaxes),
     ("steps_of_many_tell_what_failed", failed),
 ];
 
@@ -66,6 +69,41 @@ fn states(device: &Device, rounded: Option<DType>) -> Vec<(AdamwState, Tensor<1>
         )
     };
     LENS.into_iter().enumerate().map(of).collect()
+}
+
+/// With a factor that is not finite, parameters stay as they are, and so do their magnitudes.
+fn amaxes() -> Result<(), String> {
+    let gpu = Device::cuda(0);
+    for rounded in [None, Some(DType::BF16), Some(DType::F16)] {
+        for factor in [0.7, f32::NAN] {
+            let factor = Some(Tensor::<1>::from_floats([factor], &gpu));
+            let all = states(&gpu, rounded);
+            let quads = all.iter().map(|(state, grad)| {
+                let len = grad.dims()[0];
+                let is_wide = state.exp_avg_sq.dtype() == DType::F32;
+                len > 0 && len.is_multiple_of(4) && is_wide
+            });
+            let quads: Vec<bool> = quads.collect();
+            for (i, (state, amax)) in adamw_all_observed(all, factor, &STEP)
+                .into_iter()
+                .enumerate()
+            {
+                let what = format!("{rounded:?}, number {i}");
+                // The second parameter is a copy, because its slice is at no aligned offset.
+                if amax.is_some() != quads[i] {
+                    return Err(format!("{what}: found: {}", amax.is_some()));
+                }
+                let Some(amax) = amax else { continue };
+                let new = host(state.rounded.unwrap_or(state.param))?;
+                let largest = new.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+                let found = host(amax)?;
+                if found != [largest] {
+                    return Err(format!("{what}: {found:?}, not {largest}"));
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 fn together() -> Result<(), String> {

@@ -7,8 +7,8 @@ use megaburn_autograd::MainGrad;
 use megaburn_kernels::{
     AmaxSource, DelayedAmax, FoundAmax, FoundAmaxes, GroupWeight, GroupedOptions, LinearOptions,
     LinearQuantization, MatrixRole, Nvfp4, QuantizationCounts, QuantizationRecipe, Scaling,
-    SmallFloat, SummedDim, grouped_linear, quantized_linear, quantized_numbers, swiglu,
-    swiglu_observed,
+    SliceMode, SmallFloat, SummedDim, grouped_linear, quantized_linear, quantized_numbers,
+    split_heads, split_heads_observed, swiglu, swiglu_observed,
 };
 
 use super::compare::{close, host, leaf, normal};
@@ -20,6 +20,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("main_gradients_are_those_of_the_cpu", main_gradients),
     ("experts_are_those_of_the_cpu", experts),
     ("what_activations_find_changes_no_bit", activations),
+    ("what_a_split_finds_changes_no_bit", splits),
     ("lost_elements_are_those_of_the_cpu", lost_elements),
 ];
 
@@ -334,6 +335,51 @@ fn activations() -> Result<(), String> {
             };
             if bits(&found) != bits(&expected) {
                 return Err(format!("{tokens} tokens, {hidden}, {ffn}, {dtype:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The gradient of a matrix whose features are heads of three kinds, and its largest magnitude if a
+/// kernel finds it.
+fn run_split(
+    x: &TensorData,
+    dy: &TensorData,
+    (head_dim, counts): (usize, [usize; 3]),
+    dtype: DType,
+    amax: Option<FoundAmax>,
+) -> Result<Vec<f32>, String> {
+    let x: Tensor<3> = leaf(x, &Device::cuda(0), dtype);
+    let cuts = [SliceMode::View; 3];
+    let [q, k, v] = match amax {
+        Some(amax) => split_heads_observed(x.clone(), head_dim, counts, cuts, amax),
+        None => split_heads(x.clone(), head_dim, counts, cuts),
+    };
+    // The gradient of the second part is a view, and that of the last one is zero.
+    let dy: Tensor<4> = Tensor::from_data(dy.clone(), (&q.device(), dtype));
+    let of_k = dy.clone().narrow(2, counts[0], counts[1]);
+    let loss = (q * dy.narrow(2, 0, counts[0])).sum() + (k * of_k).sum() + v.sum() * 0.0;
+    host(x.grad(&loss.backward()).ok_or("no gradient")?)
+}
+
+fn splits() -> Result<(), String> {
+    for [seq, batch, head_dim] in [[64, 1, 64], [5, 3, 10], [7, 2, 1]] {
+        for dtype in FLOATS {
+            if !part::is_mine() {
+                continue;
+            }
+            let counts = [4, 2, 2];
+            let x = normal([seq, batch, 8 * head_dim], dtype);
+            let dy = normal([seq, batch, 8, head_dim], dtype);
+            let heads = (head_dim, counts);
+            let expected = run_split(&x, &dy, heads, dtype, None)?;
+            let found = FoundAmax::default();
+            let observed = run_split(&x, &dy, heads, dtype, Some(found.clone()))?;
+            let amax = host(found.value().ok_or("nothing was found")?)?;
+            let largest = expected.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+            if observed != expected || amax != [largest] {
+                return Err(format!("{seq} {batch} {head_dim} {dtype:?}: {amax:?}"));
             }
         }
     }

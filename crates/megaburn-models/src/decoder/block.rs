@@ -1,4 +1,5 @@
 use burn::{module::Module, tensor::Tensor};
+use megaburn_kernels::FoundAmax;
 use megaburn_parallel::{
     Attention, BatchContext, ContextParallel, CrossAttention, CurrentTokens, Mlp, Moe, Norm,
     Packed, ParallelDropout, PositionTables, Recomputable, Residual, Sharded, recomputed,
@@ -168,24 +169,28 @@ impl Block {
         attend: impl FnOnce(Recomputable<3>) -> Tensor<3>,
         cross: impl FnOnce(&CrossAttention, Recomputable<3>) -> Tensor<3>,
     ) -> Residual {
-        let input = input_of(&x, self.attention_norm.as_ref());
+        let finds_amax = self.attention.needs_input_amax();
+        let input = input_of(&x, self.attention_norm.as_ref(), finds_amax);
         match self.order {
             BlockOrder::Serial => {
-                x = self.joined(x, attend(input), self.attention_output_norm.as_ref());
+                let amax = self.amax_of_attention();
+                let attended = attend(input.with_gradient_amax(amax.clone()));
+                x = self.joined(x, attended, self.attention_output_norm.as_ref(), amax);
                 if let Some(layer) = &self.cross_attention {
-                    let input = input_of(&x, self.cross_attention_norm.as_ref());
+                    let input = input_of(&x, self.cross_attention_norm.as_ref(), false);
                     let norm = self.cross_attention_output_norm.as_ref();
-                    x = self.joined(x, cross(layer, input), norm);
+                    x = self.joined(x, cross(layer, input), norm, None);
                 }
-                let input = input_of(&x, self.mlp_norm.as_ref());
-                let fed = self.feed_forward(input, batch);
-                x = self.joined(x, fed, self.mlp_output_norm.as_ref());
+                let input = input_of(&x, self.mlp_norm.as_ref(), self.mlp_needs_input_amax());
+                let amax = self.amax_of_mlp();
+                let fed = self.feed_forward(input.with_gradient_amax(amax.clone()), batch);
+                x = self.joined(x, fed, self.mlp_output_norm.as_ref(), amax);
             }
             BlockOrder::Parallel | BlockOrder::ParallelSharedNorm => {
                 let of_mlp = if self.order == BlockOrder::ParallelSharedNorm {
                     input.clone()
                 } else {
-                    input_of(&x, self.mlp_norm.as_ref())
+                    input_of(&x, self.mlp_norm.as_ref(), self.mlp_needs_input_amax())
                 };
                 let attended = self.added(attend(input), self.attention_output_norm.as_ref());
                 let fed = self.feed_forward(of_mlp, batch);
@@ -198,15 +203,55 @@ impl Block {
         }
     }
 
-    /// The residual stream after the output `y` of the attention or the MLP.
-    fn joined(&self, mut x: Residual, y: Tensor<3>, norm: Option<&Norm>) -> Residual {
+    /// Whether the norm before the MLP can find the largest magnitude that the MLP needs. A recomputed
+    /// MLP finds it by itself, twice.
+    fn mlp_needs_input_amax(&self) -> bool {
+        let mlp = self.mlp.as_ref().filter(|_| !self.recompute_mlp);
+        mlp.is_some_and(Mlp::needs_input_amax)
+    }
+
+    /// Where the norm after the attention puts the largest magnitude of the gradient of the attention's
+    /// output, if it finds it.
+    fn amax_of_attention(&self) -> Option<FoundAmax> {
+        let needs = self.attention.needs_gradient_amax();
+        self.amax_of_output(needs, &self.attention_dropout, &self.attention_output_norm)
+    }
+
+    /// As [`amax_of_attention`](Self::amax_of_attention), of the MLP.
+    fn amax_of_mlp(&self) -> Option<FoundAmax> {
+        let mlp = self.mlp.as_ref().filter(|_| !self.recompute_mlp);
+        let needs = mlp.is_some_and(Mlp::needs_gradient_amax);
+        self.amax_of_output(needs, &self.mlp_dropout, &self.mlp_output_norm)
+    }
+
+    /// Where the norm that adds an output to the residual stream puts the largest magnitude of its
+    /// gradient: only if nothing changes the output before.
+    fn amax_of_output(
+        &self,
+        needs: bool,
+        dropout: &ParallelDropout,
+        norm: &Option<Norm>,
+    ) -> Option<FoundAmax> {
+        let is_unchanged = norm.is_none() && !dropout.drops() && self.multiplier == 1.0;
+        (needs && is_unchanged).then(FoundAmax::default)
+    }
+
+    /// The residual stream after the output `y` of the attention or the MLP. The next norm puts the
+    /// largest magnitude of its gradient into `amax`.
+    fn joined(
+        &self,
+        mut x: Residual,
+        y: Tensor<3>,
+        norm: Option<&Norm>,
+        amax: Option<FoundAmax>,
+    ) -> Residual {
         match (self.placement, norm) {
             (NormPlacement::Post, Some(norm)) => {
                 x += self.added(y, None);
                 x.normed(norm).into_tensor().into()
             }
             (_, norm) => {
-                x += self.added(y, norm);
+                x.add_observed(self.added(y, norm), amax);
                 x
             }
         }
@@ -267,10 +312,11 @@ impl Block {
     }
 }
 
-/// Returns the input of attention or MLP: the norm of the residual stream, or the stream itself.
-fn input_of(x: &Residual, norm: Option<&Norm>) -> Recomputable<3> {
+/// Returns the input of attention or MLP: the norm of the residual stream, or the stream itself. With
+/// `finds_amax` a norm finds its largest magnitude.
+fn input_of(x: &Residual, norm: Option<&Norm>, finds_amax: bool) -> Recomputable<3> {
     match norm {
-        Some(norm) => x.normed(norm),
+        Some(norm) => x.normed_observed(norm, finds_amax),
         None => x.value().into(),
     }
 }

@@ -2,7 +2,7 @@ use burn::{
     config::Config,
     tensor::{FloatDType, Tensor},
 };
-use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_all, adamw_scaled};
+use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_all, adamw_all_observed, adamw_scaled};
 
 use super::{ParamState, Rates, Rule, UpdateInputs, check, check_decay, check_weight_decay};
 use crate::{
@@ -103,13 +103,17 @@ impl AdamWConfig {
             let UpdateInputs {
                 grad,
                 factor_on_gpu: factor,
+                finds_amax,
                 ..
             } = force;
-            let place = together.iter().position(|others| others.step == step);
+            let place = together
+                .iter()
+                .position(|others| (others.step, others.finds_amaxes) == (step, finds_amax));
             let place = place.unwrap_or_else(|| {
                 together.push(MultiTensorBatch {
                     step,
                     factor,
+                    finds_amaxes: finds_amax,
                     places: Vec::new(),
                     olds: Vec::new(),
                 });
@@ -122,13 +126,27 @@ impl AdamWConfig {
             |MultiTensorBatch {
                  step,
                  factor,
+                 finds_amaxes,
                  places,
                  olds,
-             }| { places.into_iter().zip(adamw_all(olds, factor, &step)) },
+             }| {
+                let new = match finds_amaxes {
+                    true => adamw_all_observed(olds, factor, &step),
+                    false => {
+                        let new = adamw_all(olds, factor, &step);
+                        new.into_iter().map(|state| (state, None)).collect()
+                    }
+                };
+                places.into_iter().zip(new)
+            },
         );
         let mut new: Vec<_> = new.collect();
         new.sort_unstable_by_key(|(i, _)| *i);
-        new.into_iter().map(|(_, state)| values(state)).collect()
+        let with_amax = |(_, (state, amax))| ParamState {
+            amax,
+            ..values(state)
+        };
+        new.into_iter().map(with_amax).collect()
     }
 
     fn step(&self, force: &UpdateInputs) -> AdamwStep {
@@ -161,6 +179,7 @@ struct MultiTensorBatch {
     step: AdamwStep,
     /// Shared by all parameters; see [`Rule::update_all`].
     factor: Option<Tensor<1>>,
+    finds_amaxes: bool,
     places: Vec<usize>,
     olds: Vec<(AdamwState, Tensor<1>)>,
 }
@@ -187,6 +206,7 @@ fn values(new: AdamwState) -> ParamState {
         param,
         rounded,
         moments,
+        amax: None,
     }
 }
 
@@ -286,6 +306,7 @@ mod tests {
                 param: tensor(1.0),
                 rounded: None,
                 moments,
+                amax: None,
             };
             // The first, third and fifth parameter have different rates from the others.
             let rates = Rates {
@@ -304,6 +325,7 @@ mod tests {
                     direction,
                     rates,
                     time: 2,
+                    finds_amax: false,
                 },
             )
         };

@@ -111,6 +111,7 @@ impl LionConfig {
             param,
             rounded,
             moments: [(Moment::ExpAvg, exp_avg)].into(),
+            amax: None,
         }
     }
 }

@@ -50,6 +50,8 @@ pub(crate) struct ParamState {
     /// Receives the new parameter, rounded to its type.
     pub(crate) rounded: Option<Tensor<1>>,
     pub(crate) moments: Moments,
+    /// The largest magnitude of the new parameter, if it was found, `[1]` in f32.
+    pub(crate) amax: Option<Tensor<1>>,
 }
 
 /// The gradient and rates of an update.
@@ -64,6 +66,8 @@ pub(crate) struct UpdateInputs {
     pub(crate) rates: Rates,
     /// The number of this step, from 1.
     pub(crate) time: u64,
+    /// Whether to find the largest magnitude of the new parameter, if the rule can.
+    pub(crate) finds_amax: bool,
 }
 
 impl Rule {

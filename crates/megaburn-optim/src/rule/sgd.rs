@@ -118,6 +118,7 @@ impl SgdConfig {
             param,
             rounded,
             moments: moments.into_iter().collect(),
+            amax: None,
         }
     }
 }

@@ -138,11 +138,28 @@ impl Attention {
         batch: &BatchContext,
     ) -> Tensor<3> {
         let positions = positions.into();
-        let queries_keys_values = self.queries_keys_values(x.into(), positions);
+        let mut x = x.into();
+        let of_result = x.take_gradient_amax();
+        let queries_keys_values = self.queries_keys_values(x, positions);
         let attended = self
             .core
             .forward(queries_keys_values, positions.relative, batch);
-        self.output.forward(attended)
+        let attended = Recomputable::from(attended);
+        self.output.forward(attended.with_gradient_amax(of_result))
+    }
+
+    /// Whether the layer needs the largest magnitude of its input, and whether the operation that
+    /// writes the input can find it. Latents find it by themselves.
+    pub fn needs_input_amax(&self) -> bool {
+        self.qkv
+            .as_ref()
+            .is_some_and(ParallelLinear::needs_input_amax)
+    }
+
+    /// Whether the layer needs the largest magnitude of its result's gradient, and whether the
+    /// operation that writes the gradient can find it.
+    pub fn needs_gradient_amax(&self) -> bool {
+        self.output.needs_gradient_amax()
     }
 
     /// Applies the attention to the next tokens of some sequences. `cache` holds the earlier keys
@@ -165,7 +182,8 @@ impl Attention {
         cache: &mut KvCache,
     ) -> Tensor<3> {
         let positions = positions.into();
-        let queries_keys_values = self.queries_keys_values(x.into(), positions);
+        let x = x.into().with_gradient_amax(None);
+        let queries_keys_values = self.queries_keys_values(x, positions);
         let attended = self
             .core
             .cached(queries_keys_values, positions.relative, packed, cache);

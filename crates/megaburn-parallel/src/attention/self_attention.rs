@@ -1,5 +1,7 @@
 use burn::{config::Config, nn::Initializer, prelude::Device, tensor::Tensor};
-use megaburn_kernels::{AttentionKernel, SliceMode, split_heads, split_last_with};
+use megaburn_kernels::{
+    AttentionKernel, FoundAmax, SliceMode, split_heads, split_heads_observed, split_last_with,
+};
 use megaburn_mesh::FusedPart;
 
 use super::{
@@ -254,7 +256,11 @@ impl Attention {
     ) -> [Tensor<4>; 3] {
         let heads_alibi = heads.alibi.as_ref();
         let qkv = self.qkv.as_ref().expect("grouped queries have qkv");
-        let qkv = qkv.forward(x);
+        // The gradient that is assembled from those of queries, keys and values has its largest
+        // magnitude found.
+        let finds_amax = !heads.norm_by_width && qkv.needs_gradient_amax();
+        let amax = finds_amax.then(FoundAmax::default);
+        let qkv = qkv.forward(x.with_gradient_amax(amax.clone()));
         let [seq, batch, _] = qkv.dims();
         let GroupedHeads {
             count: [heads, kv_heads],
@@ -296,7 +302,10 @@ impl Attention {
                 x.reshape([seq, batch, count, head_dim])
             })
         } else {
-            let [q, k, v] = split_heads(qkv, head_dim, counts, cuts);
+            let [q, k, v] = match amax {
+                Some(amax) => split_heads_observed(qkv, head_dim, counts, cuts, amax),
+                None => split_heads(qkv, head_dim, counts, cuts),
+            };
             [normed(q, &self.q_norm), normed(k, &self.k_norm), v]
         };
         let [q, k] = [rotated(q, rope), rotated(k, rope)];

@@ -19,7 +19,8 @@ use megaburn_collective::{
     },
 };
 use megaburn_kernels::{
-    AmaxReduction, Bias, GroupWeight, LinearOptions, LinearQuantization, RandomNumbers, add_bias,
+    AmaxReduction, Bias, GroupWeight, LinearOptions, LinearQuantization, MatrixRole, RandomNumbers,
+    SummedDim, add_bias,
 };
 use megaburn_mesh::ShardSpec;
 
@@ -217,6 +218,28 @@ impl ParallelLinear {
         self.quantization().is_some_and(|of| of.recipe.needs_amax())
     }
 
+    /// Whether the layer needs the largest magnitude of its input as it is given: not if it gathers the
+    /// input or quantises a transformed one as well.
+    pub(crate) fn needs_input_amax(&self) -> bool {
+        self.needs_amax_of(MatrixRole::Input) && !self.gathers(Split::Column)
+    }
+
+    /// As [`needs_input_amax`](Self::needs_input_amax), of the gradient of its result.
+    pub(crate) fn needs_gradient_amax(&self) -> bool {
+        self.needs_amax_of(MatrixRole::Gradient) && !self.gathers(Split::Row)
+    }
+
+    fn needs_amax_of(&self, role: MatrixRole) -> bool {
+        let recipe = self.quantization().map(|of| of.recipe);
+        recipe.is_some_and(|of| of.needs_amax() && !of.transforms(role, SummedDim::Rows))
+    }
+
+    /// Whether this is the split whose shards of the sequence, of inputs or of gradients, are gathered.
+    fn gathers(&self, split: Split) -> bool {
+        let LinearPlan { config, group, .. } = &self.plan;
+        config.split == split && config.sequence_parallel && group.size() > 1
+    }
+
     /// `f(x) W + bias` with this rank's columns, or with those of all ranks.
     fn column_output<const D: usize>(
         &self,
@@ -249,6 +272,11 @@ impl ParallelLinear {
     /// `g(x W)`.
     fn row_output<const D: usize>(&self, x: Recomputable<D>) -> Tensor<D> {
         let LinearPlan { config, group, .. } = &self.plan;
+        let x = match self.gathers(Split::Row) {
+            // The gradient of the product has the rows of all ranks.
+            true => x.with_gradient_amax(None),
+            false => x,
+        };
         let x = if config.input_is_parallel {
             x
         } else {

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Tensor;
 use megaburn_kernels::{
-    AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearOptions, LinearQuantization,
-    MatrixRole, QuantizationCounts, RandomNumbers, SequenceShards, WeightSpan, linear,
-    quantized_linear,
+    AmaxReduction, AmaxSource, DelayedAmax, FoundAmax, KeptWeight, LinearOptions,
+    LinearQuantization, MatrixRole, QuantizationCounts, RandomNumbers, SequenceShards, WeightSpan,
+    linear, quantized_linear,
 };
 
 use super::precision::{AmaxReductions, LinearPrecision};
@@ -22,6 +22,7 @@ pub struct QuantizedLayer {
     weight: Matrix,
     gradient: Matrix,
     kept: Option<KeptWeight>,
+    weight_amax: FoundAmax,
     counts: QuantizationCounts,
     /// The shards of tokens that may be gathered as quantised elements, if the layer has such, and
     /// the reduction over the ranks that hold parts of their matrix.
@@ -61,6 +62,7 @@ impl QuantizedLayer {
             weight: Matrix::new(reductions.weight),
             gradient: Matrix::new(reductions.gradient),
             kept: None,
+            weight_amax: FoundAmax::default(),
             counts: QuantizationCounts::default(),
             shards: None,
             of_shards: reductions.shards,
@@ -89,6 +91,23 @@ impl QuantizedLayer {
     /// [counted](Self::counts).
     pub fn set_counted(&self, is_counted: bool) {
         self.lock().is_counted = is_counted;
+    }
+
+    /// Whether the layer needs the largest magnitudes of its matrices now.
+    pub fn needs_amaxes(&self) -> bool {
+        let precision = self.lock().precision;
+        precision.is_some_and(|precision| precision.recipe.needs_amax())
+    }
+
+    /// Sets the largest magnitude of this rank's part of the weight, `[1]` in f32, which the next pass
+    /// then does not find. It must be unset before the weight changes.
+    pub fn set_weight_amax(&self, amax: Option<Tensor<1>>) {
+        self.weight_amax.set(amax);
+    }
+
+    /// The largest magnitude of the weight that was set and no pass has taken.
+    pub fn weight_amax(&self) -> Option<Tensor<1>> {
+        self.weight_amax.value()
     }
 
     /// The elements that saturated or underflowed in training on this rank.
@@ -133,6 +152,7 @@ impl QuantizedLayer {
             input: source(MatrixRole::Input),
             weight: source(MatrixRole::Weight),
             gradient: source(MatrixRole::Gradient),
+            weight_amax: Some(self.weight_amax.clone()),
             kept: self.kept.clone(),
             counts: is_counted.then(|| self.counts.clone()),
             random: self.random.0.clone(),

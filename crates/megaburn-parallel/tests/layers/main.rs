@@ -12,6 +12,7 @@ mod degree_one;
 mod dropout;
 mod embedding;
 mod errors;
+mod found_amaxes;
 mod latent;
 mod linear;
 mod moe;

@@ -28,9 +28,12 @@ impl Trainer {
     }
 
     /// Takes the model to replace it. On a GPU what follows waits for the copies of an asynchronous
-    /// save; the host does not.
+    /// save; the host does not. Its weights may change: what was found of them is unset.
     pub(super) fn take_model(&mut self) -> Decoder {
         self.copies_in_flight.clear();
+        for layer in self.own_layers().values() {
+            layer.set_weight_amax(None);
+        }
         self.model
             .take()
             .expect("the model is absent only during an update")

@@ -162,6 +162,18 @@ impl Trainer {
         quantized_layers(self.model_in_flight())
     }
 
+    /// The weights whose largest magnitudes the optimizer finds when it writes them. Clipping of queries
+    /// and keys changes weights after that.
+    pub(super) fn weights_with_amaxes(
+        &self,
+        layers: &BTreeMap<String, QuantizedLayer>,
+    ) -> Vec<String> {
+        let is_found =
+            |layer: &QuantizedLayer| layer.needs_amaxes() && !self.config.optimizer.qk_clip;
+        let layers = layers.iter().filter(|(_, layer)| is_found(layer));
+        layers.map(|(path, _)| weight_of(path)).collect()
+    }
+
     /// The names of the layers of all ranks that may be quantised. Pipeline stages have different ones.
     ///
     /// # Collective
@@ -180,6 +192,11 @@ impl Trainer {
     }
 }
 
+/// The path of a layer's weight.
+pub(super) fn weight_of(layer: &str) -> String {
+    format!("{layer}.weight")
+}
+
 /// The name of a layer, without the number of its expert: the experts of a layer are computed
 /// together, so all of them fall back if one does.
 fn without_expert(layer: &str) -> String {
@@ -196,9 +213,12 @@ fn is_due(step: u64, interval: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use megaburn_parallel::read_params;
     use rstest::rstest;
 
-    use super::without_expert;
+    use super::{weight_of, without_expert};
     use crate::trainer::{
         Trainer,
         testing::{poison, trainers},
@@ -213,6 +233,46 @@ mod tests {
         ] {
             assert_eq!(without_expert(layer), expected);
         }
+    }
+
+    /// The step of the optimizer finds the largest magnitudes of the weights that this rank updates as
+    /// a whole, and a change to the weights makes them void.
+    #[rstest]
+    #[case("tp2", true)]
+    #[case("dp2", true)]
+    #[case("dp2", false)]
+    fn a_step_finds_the_largest_magnitudes_of_new_weights(
+        #[case] layout: &str,
+        #[case] is_whole: bool,
+        #[values("f32", "bf16")] dtype: &str,
+    ) {
+        let zero = if is_whole { 0 } else { 1 };
+        let sets = [
+            "precision.recipe=tensorwise".to_string(),
+            format!("train.dtype={dtype}"),
+            format!("parallel.zero={zero}"),
+        ];
+        let sets = sets.each_ref().map(String::as_str);
+        trainers(&sets, layout, |mut trainer| {
+            for _ in 0..2 {
+                trainer.step()?;
+                let params: BTreeMap<_, _> = read_params(trainer.model()).into_iter().collect();
+                for (path, layer) in trainer.own_layers() {
+                    let amax = layer.weight_amax();
+                    assert!(amax.is_some() || !is_whole, "{path}");
+                    let Some(amax) = amax else { continue };
+                    let weight = params[&weight_of(&path)].clone().convert::<f32>();
+                    let weight = weight.try_to_vec::<f32>().unwrap();
+                    let largest = weight.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+                    let found = amax.into_data().try_to_vec::<f32>().unwrap();
+                    assert_eq!(found, [largest], "{path}");
+                }
+            }
+            let layers = trainer.own_layers();
+            trainer.model = Some(trainer.take_model());
+            assert!(layers.values().all(|layer| layer.weight_amax().is_none()));
+            Ok(())
+        });
     }
 
     /// A weight with an element that is much larger than in the steps before saturates: all ranks know,

@@ -19,6 +19,7 @@ use crate::{
         Trainer,
         hybrid_context::HybridContext,
         passes::{ReduceScope, Training},
+        precision_phases::weight_of,
         schedules::StepRates,
         stats::{Agreed, Losses, StepLossTotals, Work},
     },
@@ -354,11 +355,18 @@ impl Trainer {
         if grad_norm_skip_threshold > 0.0 {
             self.grads.skip_above(norm, grad_norm_skip_threshold);
         }
+        let layers = self.own_layers();
+        let wanted = self.weights_with_amaxes(&layers);
+        self.optimizer.find_amaxes_of(wanted);
         let model = self.take_model();
         self.model = Some(
             self.optimizer
                 .step_with(|path| rates.of(path), model, &self.grads)?,
         );
+        let mut amaxes = self.optimizer.take_amaxes();
+        for (path, layer) in layers {
+            layer.set_weight_amax(amaxes.remove(&weight_of(&path)));
+        }
         Ok(())
     }
 

@@ -64,7 +64,7 @@ pub(super) fn poison(trainer: &mut Trainer, param: &str, value: f32) {
     let mut values: Vec<f32> = params[param].try_to_vec().unwrap();
     *values.last_mut().unwrap() = value;
     params.insert(param.to_string(), TensorData::new(values, shape));
-    let model = trainer.model.take().unwrap();
+    let model = trainer.take_model();
     let next = |path: &str, _: &[usize]| Ok::<_, TrainError>(params.remove(path).unwrap());
     trainer.model = Some(load_params(model, next).unwrap());
 }

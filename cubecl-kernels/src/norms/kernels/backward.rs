@@ -6,7 +6,7 @@ use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::{BackwardSizes, NormVariant};
-use crate::kernel_parts::{RowGroup, row_sums, unit_and_row};
+use crate::kernel_parts::{RowGroup, magnitude, raise, row_sums, unit_and_row};
 
 /// Computes `dx` and partial sums of `dgamma` and `dbeta`. Each group processes every
 /// `groups`-th row.
@@ -14,7 +14,8 @@ use crate::kernel_parts::{RowGroup, row_sums, unit_and_row};
 /// With stages, the row loads are software-pipelined with `cp.async`: `stages - 1` rows are in
 /// flight while the group works on another. Each unit prefetches exactly the vectors that it will
 /// consume, so no barrier is needed. This requires vectors of 16 bytes. The gradients of gamma and
-/// beta accumulate in registers and are written as the group's row of the partial sums.
+/// beta accumulate in registers and are written as the group's row of the partial sums. If it is
+/// observed, `amax[0]` is raised to the bits of the largest magnitude in `dx`.
 #[cube(launch, address_type = "dynamic")]
 pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     dy: &[Vector<F, N>],
@@ -26,6 +27,7 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     dx: &mut [Vector<F, N>],
     dgamma_parts: &mut [Vector<f32, N>],
     dbeta_parts: &mut [Vector<f32, N>],
+    amax: &mut [Atomic<u32>],
     sizes: BackwardSizes,
     #[comptime] group: RowGroup,
     #[comptime] variant: NormVariant,
@@ -44,6 +46,7 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     let mut staged_dsum =
         Shared::<[Vector<F, N>]>::new_slice(comptime!(if variant.add { staged_len } else { 1 }));
     let (unit, group_pos) = unit_and_row(group);
+    let mut largest = u32::new(0);
     let mut dgamma_acc = Array::<Vector<f32, N>>::new(vecs);
     let mut dbeta_acc = Array::<Vector<f32, N>>::new(vecs);
     #[unroll]
@@ -191,7 +194,11 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
                 if comptime!(variant.add && !staged) {
                     value += Vector::cast_from(dsum[from_sum + at as usize]);
                 }
-                dx[row as usize * sizes.width as usize + at as usize] = Vector::cast_from(value);
+                let stored = Vector::<F, N>::cast_from(value);
+                dx[row as usize * sizes.width as usize + at as usize] = stored;
+                if comptime!(variant.observed) {
+                    largest = max(largest, magnitude(stored));
+                }
             }
         }
         row += sizes.groups;
@@ -210,6 +217,9 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
                 dbeta_parts[to] = dbeta_acc[i];
             }
         }
+    }
+    if comptime!(variant.observed) {
+        raise(amax, 0usize, largest, comptime!(group.planes * group.rows));
     }
 }
 

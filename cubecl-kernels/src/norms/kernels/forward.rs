@@ -5,10 +5,11 @@
 use cubecl::prelude::*;
 
 use super::{ForwardSizes, NormVariant};
-use crate::kernel_parts::{RowGroup, row_sum, unit_and_row};
+use crate::kernel_parts::{RowGroup, magnitude, raise, row_sum, unit_and_row};
 
-/// Normalizes rows; reads each row once and keeps it in registers. Buffers that the variant does
-/// not use may be arbitrary ones.
+/// Normalizes rows; reads each row once and keeps it in registers. If it is observed, `amax[0]` is
+/// raised to the bits of the largest magnitude in `y`. Buffers that the variant does not use may be
+/// arbitrary ones.
 #[cube(launch, address_type = "dynamic")]
 pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -19,6 +20,7 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
     sum: &mut [Vector<F, N>],
     mean: &mut [f32],
     rstd: &mut [f32],
+    amax: &mut [Atomic<u32>],
     sizes: ForwardSizes,
     #[comptime] group: RowGroup,
     #[comptime] variant: NormVariant,
@@ -28,6 +30,7 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
     let units = comptime!(group.planes * 32);
     let vecs = comptime!(group.vecs_per_thread as usize);
     let (unit, row) = unit_and_row(group);
+    let mut largest = u32::new(0);
     if row < sizes.rows {
         let from = row as usize * sizes.x_stride as usize;
         let to = row as usize * sizes.width as usize;
@@ -100,8 +103,15 @@ pub(in crate::norms) fn forward_kernel<F: Float, G: Float, H: Float, N: Size>(
                 if comptime!(variant.beta) {
                     value += Vector::cast_from(beta[at as usize]);
                 }
-                y[to + at as usize] = Vector::cast_from(value);
+                let stored = Vector::<F, N>::cast_from(value);
+                y[to + at as usize] = stored;
+                if comptime!(variant.observed) {
+                    largest = max(largest, magnitude(stored));
+                }
             }
         }
+    }
+    if comptime!(variant.observed) {
+        raise(amax, 0usize, largest, comptime!(group.planes * group.rows));
     }
 }

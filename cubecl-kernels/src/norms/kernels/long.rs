@@ -4,7 +4,7 @@
 use cubecl::prelude::*;
 
 use super::{BackwardSizes, ForwardSizes, NormVariant};
-use crate::kernel_parts::{RowGroup, row_sum, row_sums, unit_and_row};
+use crate::kernel_parts::{RowGroup, magnitude, raise, row_sum, row_sums, unit_and_row};
 
 /// Like [`forward_kernel`](super::forward_kernel).
 #[cube(launch, address_type = "dynamic")]
@@ -17,6 +17,7 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
     sum: &mut [Vector<F, N>],
     mean: &mut [f32],
     rstd: &mut [f32],
+    amax: &mut [Atomic<u32>],
     sizes: ForwardSizes,
     #[comptime] group: RowGroup,
     #[comptime] variant: NormVariant,
@@ -25,6 +26,7 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
     let mut shared = Shared::new_slice(64usize);
     let units = comptime!(group.planes * 32);
     let (unit, row) = unit_and_row(group);
+    let mut largest = u32::new(0);
     if row < sizes.rows {
         let from = row as usize * sizes.x_stride as usize;
         let to = row as usize * sizes.width as usize;
@@ -89,9 +91,16 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
             if comptime!(variant.beta) {
                 value += Vector::cast_from(beta[at as usize]);
             }
-            y[to + at as usize] = Vector::cast_from(value);
+            let stored = Vector::<F, N>::cast_from(value);
+            y[to + at as usize] = stored;
+            if comptime!(variant.observed) {
+                largest = max(largest, magnitude(stored));
+            }
             at += units;
         }
+    }
+    if comptime!(variant.observed) {
+        raise(amax, 0usize, largest, comptime!(group.planes * group.rows));
     }
 }
 
@@ -108,6 +117,7 @@ pub(in crate::norms) fn long_backward_kernel<F: Float, G: Float, N: Size>(
     dx: &mut [Vector<F, N>],
     dgamma_parts: &mut [Vector<f32, N>],
     dbeta_parts: &mut [Vector<f32, N>],
+    amax: &mut [Atomic<u32>],
     sizes: BackwardSizes,
     #[comptime] group: RowGroup,
     #[comptime] variant: NormVariant,
@@ -116,6 +126,7 @@ pub(in crate::norms) fn long_backward_kernel<F: Float, G: Float, N: Size>(
     let mut shared = Shared::new_slice(128usize);
     let units = comptime!(group.planes * 32);
     let (unit, group_pos) = unit_and_row(group);
+    let mut largest = u32::new(0);
     let parts = group_pos as usize * sizes.width as usize;
     let mut at = unit;
     while at < sizes.width {
@@ -183,10 +194,17 @@ pub(in crate::norms) fn long_backward_kernel<F: Float, G: Float, N: Size>(
                 let from = row as usize * sizes.dsum_stride as usize;
                 value += Vector::cast_from(dsum[from + at as usize]);
             }
-            dx[row as usize * sizes.width as usize + at as usize] = Vector::cast_from(value);
+            let stored = Vector::<F, N>::cast_from(value);
+            dx[row as usize * sizes.width as usize + at as usize] = stored;
+            if comptime!(variant.observed) {
+                largest = max(largest, magnitude(stored));
+            }
             at += units;
         }
         row += sizes.groups;
         buffer = 1 - buffer;
+    }
+    if comptime!(variant.observed) {
+        raise(amax, 0usize, largest, comptime!(group.planes * group.rows));
     }
 }

@@ -54,6 +54,9 @@ pub(super) struct NormVariant {
     /// Forward: whether a residual is added and the sum returned. Backward: whether the sum has a
     /// gradient.
     pub(super) add: bool,
+    /// Whether the kernel finds the largest magnitude of what it writes: forward of the normalized
+    /// rows, backward of the gradient.
+    pub(super) observed: bool,
     /// Backward: the number of row buffers per group, [`STAGES`], or 0 without asynchronous copies.
     pub(super) stages: u32,
 }

@@ -14,9 +14,10 @@ use megaburn_cuda::tensor;
 
 use super::fallback;
 use super::kernels::*;
-use super::op::{Norm, NormInput, NormInputGrads, NormRows, SavedNorm};
+use super::op::{Norm, NormInput, NormInputGrads, NormRows, Normed, SavedNorm};
 use super::options::NormGrads;
 use crate::kernel_parts::{RowGroup, RowView, address_type, lanes};
+use crate::quantized::launch::{from_bits, no_amax};
 use vectors::vector_gradients;
 
 /// Multiprocessors of a large GPU.
@@ -64,30 +65,40 @@ fn resident(variant: NormVariant, group: RowGroup, shared: usize, room: usize) -
 }
 
 impl NormRows for Cube {
-    fn normed(norm: Norm, input: NormInput<FloatTensor<Self>>) -> FloatTensor<Self> {
+    fn normed(
+        norm: Norm,
+        input: NormInput<FloatTensor<Self>>,
+        finds_amax: bool,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
         if !has_kernel(&input.x) {
-            return fallback::normed::<Self>(norm, input);
+            return fallback::normed::<Self>(norm, input, finds_amax);
         }
-        Self::forward(norm, input).0
+        let Normed { y, amax, .. } = Self::forward(norm, input, finds_amax);
+        (y, amax)
     }
 
     fn forward(
         norm: Norm,
         input: NormInput<FloatTensor<Self>>,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        SavedNorm<FloatTensor<Self>>,
-    ) {
+        finds_amax: bool,
+    ) -> Normed<FloatTensor<Self>> {
         if !has_kernel(&input.x) {
-            return fallback::forward::<Self>(norm, input);
+            return fallback::forward::<Self>(norm, input, finds_amax);
         }
-        let (y, sum, saved) = launch_forward(norm, input.map(tensor::from_backend));
-        (
-            tensor::into_backend(y),
-            tensor::into_backend(sum),
-            saved.map(tensor::into_backend),
-        )
+        let normed = launch_forward(norm, input.map(tensor::from_backend), finds_amax);
+        let Normed {
+            y,
+            sum,
+            saved,
+            amax,
+        } = normed;
+        let [y, sum] = [y, sum].map(tensor::into_backend);
+        Normed {
+            y,
+            sum,
+            saved: saved.map(tensor::into_backend),
+            amax: amax.map(tensor::into_backend),
+        }
     }
 
     fn backward(
@@ -96,18 +107,21 @@ impl NormRows for Cube {
         dy: FloatTensor<Self>,
         dsum: Option<FloatTensor<Self>>,
         sums: &NormGrads,
+        finds_amax: bool,
     ) -> NormInputGrads<FloatTensor<Self>> {
         if saved.dtype == DType::F64 {
-            return fallback::backward::<Self>(norm, saved, dy, dsum, sums);
+            return fallback::backward::<Self>(norm, saved, dy, dsum, sums, finds_amax);
         }
         let dtype = saved.dtype.into();
         let [dy, dsum] = [Some(dy), dsum].map(|d| d.map(|d| from(cast::<Self>(d, dtype))));
         let dy = dy.expect("dy is present");
-        let grads = launch_backward(norm, saved.map(tensor::from_backend), dy, dsum, sums);
+        let saved = saved.map(tensor::from_backend);
+        let grads = launch_backward(norm, saved, dy, dsum, sums, finds_amax);
         NormInputGrads {
             x: tensor::into_backend(grads.x),
             gamma: grads.gamma.map(tensor::into_backend),
             beta: grads.beta.map(tensor::into_backend),
+            amax: grads.amax.map(tensor::into_backend),
         }
     }
 }
@@ -124,7 +138,8 @@ fn has_kernel(x: &FloatTensor<Cube>) -> bool {
 fn launch_forward(
     norm: Norm,
     input: NormInput<CubeTensor>,
-) -> (CubeTensor, CubeTensor, SavedNorm<CubeTensor>) {
+    finds_amax: bool,
+) -> Normed<CubeTensor> {
     let NormInput {
         x,
         residual,
@@ -143,6 +158,7 @@ fn launch_forward(
         zero_centered_gamma: norm.options.zero_centered_gamma,
         beta: beta.is_some(),
         add: residual.is_some(),
+        observed: finds_amax,
         stages: 0,
     };
     let residual = residual.map(RowView::of);
@@ -166,6 +182,7 @@ fn launch_forward(
     };
     let sum_or_y = sum.clone().unwrap_or_else(|| y.clone());
     let mean_or_rstd = mean.clone().unwrap_or_else(|| rstd.clone());
+    let amax = finds_amax.then(|| no_amax(&y));
     // (An empty grid is not allowed.)
     if rows > 0 {
         launch(
@@ -182,6 +199,7 @@ fn launch_forward(
             sum_or_y.into_buffer_arg(),
             mean_or_rstd.into_buffer_arg(),
             rstd.clone().into_buffer_arg(),
+            amax.as_ref().unwrap_or(&rstd).clone().into_buffer_arg(),
             ForwardSizesLaunch {
                 rows: rows as u32,
                 width: (n / lanes) as u32,
@@ -204,7 +222,12 @@ fn launch_forward(
         beta: beta_dtype,
         dtype,
     };
-    (y, sum, saved)
+    Normed {
+        y,
+        sum,
+        saved,
+        amax: amax.map(from_bits),
+    }
 }
 
 fn launch_backward(
@@ -213,6 +236,7 @@ fn launch_backward(
     dy: CubeTensor,
     dsum: Option<CubeTensor>,
     sums: &NormGrads,
+    finds_amax: bool,
 ) -> NormInputGrads<CubeTensor> {
     let SavedNorm {
         x,
@@ -243,6 +267,7 @@ fn launch_backward(
         zero_centered_gamma: norm.options.zero_centered_gamma,
         beta: beta.is_some(),
         add,
+        observed: finds_amax,
         stages: if has_stages(&dy.tensor, lanes, group, shared) {
             STAGES
         } else {
@@ -258,6 +283,7 @@ fn launch_backward(
     let parts = || tensor::empty(&dx, [groups.max(1) as usize, n], DType::F32);
     let dgamma_parts = parts();
     let dbeta_parts = beta.map(|_| parts());
+    let amax = finds_amax.then(|| no_amax(&dx));
     let dsum = dsum.map_or_else(|| dy.tensor.clone(), |dsum| dsum.tensor);
     let launch = match group.vecs_per_thread {
         0 => long_backward_kernel::launch,
@@ -282,6 +308,10 @@ fn launch_backward(
                 .clone()
                 .unwrap_or_else(|| dgamma_parts.clone())
                 .into_buffer_arg(),
+            amax.as_ref()
+                .unwrap_or(&dgamma_parts)
+                .clone()
+                .into_buffer_arg(),
             BackwardSizesLaunch {
                 rows: rows as u32,
                 width: (n / lanes) as u32,
@@ -298,7 +328,12 @@ fn launch_backward(
     }
     let dgamma_parts = (dgamma_parts, gamma.dtype);
     let [gamma, beta] = vector_gradients(dgamma_parts, dbeta_parts.zip(beta), groups, sums);
-    NormInputGrads { x: dx, gamma, beta }
+    NormInputGrads {
+        x: dx,
+        gamma,
+        beta,
+        amax: amax.map(from_bits),
+    }
 }
 
 /// Bytes of shared memory of a cube with stages for `tensors` tensors, in vectors of 16 bytes.
@@ -331,6 +366,7 @@ mod tests {
             zero_centered_gamma: false,
             beta,
             add,
+            observed: false,
             stages: 3,
         };
         let cubes = |n: usize, beta, add| {

@@ -1,7 +1,9 @@
+use burn::tensor::{bf16, f16};
 use cubecl::prelude::*;
 
 use super::many::{QUAD, put_quad, quad_at};
 use super::{UNITS, factor_of};
+use crate::kernel_parts::{PLANE, magnitude, raise};
 
 /// The numbers of a step.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -79,20 +81,26 @@ pub(in crate::optimizer) fn adamw_kernel<
 /// One AdamW step of several parameters. `table` has for each cube: the addresses of the first quad
 /// of the gradient, the parameter, the two moments and, with `narrow`, the rounded parameter; then
 /// the number of quads. `done: [1]` is written by the same launch.
+///
+/// If it is `observed`, the table also has the index of a number in `amaxes` for each cube, after the
+/// number of quads. It is raised to the bits of the largest magnitude of the parameter, or of the
+/// rounded one. Otherwise `amaxes` may be any buffer.
 #[cube(launch_unchecked)]
 pub(in crate::optimizer) fn adamw_of_many_kernel(
     table: &[u64],
     done: &mut [u32],
+    amaxes: &mut [Atomic<u32>],
     factor: &[f32],
     numbers: AdamwNumbers,
     #[comptime] narrow: Option<&'static str>,
     #[comptime] scales: bool,
+    #[comptime] observed: bool,
 ) {
     if ABSOLUTE_POS == 0 {
         done[0] = 1u32;
     }
     let buffers = comptime!(if narrow.is_some() { 5usize } else { 4usize });
-    let entry = CUBE_POS * (buffers + 1);
+    let entry = CUBE_POS * comptime!(buffers + if observed { 2 } else { 1 });
     let grad = table[entry];
     let param = table[entry + 1];
     let exp_avg = table[entry + 2];
@@ -100,6 +108,7 @@ pub(in crate::optimizer) fn adamw_of_many_kernel(
     let rounded = table[entry + buffers - 1];
     let quads = table[entry + buffers] as usize;
     let (grad_factor, goes) = factor_of(numbers.grad_factor, factor, scales);
+    let mut largest = u32::new(0);
     let mut at = UNIT_POS as usize;
     while at < quads {
         let place = at as u64 * QUAD;
@@ -118,7 +127,29 @@ pub(in crate::optimizer) fn adamw_of_many_kernel(
         if comptime!(narrow.is_some()) {
             put_quad(rounded + place / 2, p, narrow);
         }
+        if comptime!(observed) {
+            largest = max(largest, magnitude(p));
+        }
         at += UNITS;
+    }
+    if comptime!(observed) {
+        let index = table[entry + buffers + 1] as usize;
+        let planes = comptime!(UNITS as u32 / PLANE);
+        raise(amaxes, index, rounded_magnitude(largest, narrow), planes);
+    }
+}
+
+/// The bits of a magnitude after it is rounded to nearest in the dtype with the PTX name `as_narrow`:
+/// the largest of rounded numbers is the rounded largest one.
+#[cube]
+fn rounded_magnitude(bits: u32, #[comptime] as_narrow: Option<&'static str>) -> u32 {
+    let value = f32::reinterpret(bits);
+    if comptime!(as_narrow == Some("bf16")) {
+        u32::reinterpret(f32::cast_from(bf16::cast_from(value)))
+    } else if comptime!(as_narrow == Some("f16")) {
+        u32::reinterpret(f32::cast_from(f16::cast_from(value)))
+    } else {
+        bits
     }
 }
 

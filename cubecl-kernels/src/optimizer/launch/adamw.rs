@@ -12,6 +12,7 @@ use super::{cubes, lanes, on_gpu, or_none, own, units, wrap};
 use crate::optimizer::kernels::adamw::{AdamwNumbersLaunch, adamw_kernel, adamw_of_many_kernel};
 use crate::optimizer::kernels::many::QUAD;
 use crate::optimizer::options::{AdamwState, AdamwStep};
+use crate::quantized::launch::AmaxCells;
 
 pub(in crate::optimizer) fn adamw(
     state: AdamwState,
@@ -25,30 +26,42 @@ pub(in crate::optimizer) fn adamw(
 }
 
 /// Groups parameters by the dtype of their rounded copies. Each group is one launch, if the
-/// multi-tensor kernel supports its buffers.
+/// multi-tensor kernel supports its buffers. With `finds_amaxes` it also finds the largest magnitudes of
+/// the new parameters.
 pub(in crate::optimizer) fn adamw_all(
     all: Vec<(AdamwState, Tensor<1>)>,
     factor: Option<Tensor<1>>,
     step: &AdamwStep,
-) -> Vec<AdamwState> {
+    finds_amaxes: bool,
+) -> Vec<(AdamwState, Option<Tensor<1>>)> {
     let factor = factor.map(on_gpu);
     let all: Vec<_> = all
         .into_iter()
         .map(|(state, grad)| Buffers::of(state, grad))
         .collect();
-    let mut alike: BTreeMap<_, Vec<&Buffers>> = BTreeMap::new();
-    for one in &all {
-        alike.entry(one.narrow_in_quads()).or_default().push(one);
+    let mut alike: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+    for (i, one) in all.iter().enumerate() {
+        alike.entry(one.narrow_in_quads()).or_default().push(i);
     }
+    let mut amaxes = vec![None; all.len()];
     for (narrow, those) in alike {
         match narrow {
-            Some(narrow) if those.len() > 1 => step_many(&those, narrow, factor.clone(), step),
+            Some(narrow) if those.len() > 1 || finds_amaxes => {
+                let buffers: Vec<_> = those.iter().map(|i| &all[*i]).collect();
+                let cells = finds_amaxes.then(|| AmaxCells::new(&buffers[0].grad, those.len()));
+                step_many(&buffers, narrow, factor.clone(), step, cells.as_ref());
+                let found = cells.into_iter().flat_map(AmaxCells::values);
+                those
+                    .iter()
+                    .zip(found)
+                    .for_each(|(i, amax)| amaxes[*i] = Some(wrap(amax)));
+            }
             _ => those
                 .into_iter()
-                .for_each(|one| one.step(factor.clone(), step)),
+                .for_each(|i| all[i].step(factor.clone(), step)),
         }
     }
-    all.into_iter().map(Buffers::state).collect()
+    all.into_iter().map(Buffers::state).zip(amaxes).collect()
 }
 
 /// The buffers that a step reads and writes.
@@ -179,6 +192,7 @@ fn step_many(
     narrow: Option<&'static str>,
     factor: Option<CubeTensor>,
     step: &AdamwStep,
+    amaxes: Option<&AmaxCells>,
 ) {
     let buffers = |one: &&Buffers| {
         let of_one = [&one.grad].into_iter().chain(&one.kept).chain(&one.rounded);
@@ -186,11 +200,12 @@ fn step_many(
     };
     let tensors: Vec<CubeTensor> = all.iter().flat_map(buffers).collect();
     let lens = all.iter().map(|one| one.grad.meta.num_elements());
+    let cell = |set| amaxes.map(|cells| cells.index(set) as u64);
     let entries = match narrow {
-        None => entries(lens, [QUAD; 4]),
-        Some(_) => entries(lens, [QUAD, QUAD, QUAD, QUAD, QUAD / 2]),
+        None => entries(lens, [QUAD; 4], cell),
+        Some(_) => entries(lens, [QUAD, QUAD, QUAD, QUAD, QUAD / 2], cell),
     };
-    let per_cube = if narrow.is_some() { 6 } else { 5 };
+    let per_cube = if narrow.is_some() { 6 } else { 5 } + usize::from(amaxes.is_some());
     let cubes = (entries.len() / per_cube) as u32;
     // Allocate these before the table: an allocation may move other buffers, whose addresses are in
     // the table.
@@ -210,10 +225,15 @@ fn step_many(
             planes(),
             table.into_buffer_arg(),
             done.clone().into_buffer_arg(),
+            amaxes
+                .map_or(&done, AmaxCells::buffer)
+                .clone()
+                .into_buffer_arg(),
             factor.into_buffer_arg(),
             numbers(step),
             narrow,
             scales,
+            amaxes.is_some(),
         );
     }
     written_by(&done, &tensors);

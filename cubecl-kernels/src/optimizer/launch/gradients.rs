@@ -94,7 +94,11 @@ fn sums_of_one(x: CubeTensor) -> CubeTensor {
 
 /// Partial sums of squares of tensors that are [in quads](is_in_quads), in one launch.
 fn sums_of_many(tensors: &[CubeTensor]) -> CubeTensor {
-    let entries = entries(tensors.iter().map(|x| x.meta.num_elements()), [QUAD]);
+    let entries = entries(
+        tensors.iter().map(|x| x.meta.num_elements()),
+        [QUAD],
+        |_| None,
+    );
     let cubes = entries.len() / 2;
     let sums = tensor::empty(&tensors[0], [cubes], DType::F32);
     let table = table(tensors, Access::Read, entries);

@@ -28,17 +28,19 @@ pub(super) fn has_quads(x: &CubeTensor, bytes: u64) -> bool {
 
 /// The table: for each cube, the address of its chunk in each of `N` buffers, whose quads have
 /// `bytes[i]` bytes, and the number of quads of the chunk. There is one set of `N` buffers for each
-/// length of `lens`; the sets follow each other.
+/// length of `lens`; the sets follow each other. `extra` gives another number for each chunk of a set.
 pub(super) fn entries<const N: usize>(
     lens: impl Iterator<Item = usize>,
     bytes: [u64; N],
+    extra: impl Fn(usize) -> Option<u64> + Copy,
 ) -> Vec<Entry> {
     let of_set = |(set, len): (usize, usize)| {
         let quads = len / 4;
         (0..quads).step_by(QUADS_PER_CHUNK).flat_map(move |start| {
             let place = move |i| Entry::Offset(set * N + i, bytes[i] * start as u64);
             let count = QUADS_PER_CHUNK.min(quads - start) as u64;
-            (0..N).map(place).chain([Entry::Number(count)])
+            let extra = extra(set).map(Entry::Number);
+            (0..N).map(place).chain([Entry::Number(count)]).chain(extra)
         })
     };
     lens.enumerate().flat_map(of_set).collect()

@@ -1,21 +1,18 @@
 use cubecl::prelude::*;
 
 use super::Loads;
-use crate::kernel_parts::PLANE;
+use crate::kernel_parts::{PLANE, raise};
 
 /// Units of a cube.
 pub(in crate::quantized) const UNITS: u32 = 256;
 /// Vectors that a unit loads at once, to hide memory latency.
 const AHEAD: usize = 4;
-const PLANES: usize = (UNITS / PLANE) as usize;
+const PLANES: u32 = UNITS / PLANE;
 
 /// Raises `out[0]` to the bits of the largest magnitude in `x`, whose rows have `width` vectors
 /// and begin every `stride` vectors; if it is `ranged`, `out[i]` to that of the range of rows whose
 /// first row and end are `ranges[2 * i]` and `ranges[2 * i + 1]`, by cubes with `i` along y.
 /// Otherwise `ranges` may be any buffer.
-///
-/// As unsigned integers, the bits of magnitudes are ordered as their values, infinity is above all
-/// numbers, and NaN above infinity. The maximum does not depend on the order of the units.
 #[cube(launch, address_type = "dynamic")]
 pub(in crate::quantized) fn amax_kernel<E: Numeric, F: Float, N: Size>(
     x: &[Vector<E, N>],
@@ -29,7 +26,6 @@ pub(in crate::quantized) fn amax_kernel<E: Numeric, F: Float, N: Size>(
     #[comptime] loads: Loads,
     #[define(E, F)] _dtypes: [ElemType; 2],
 ) {
-    let mut shared = Shared::<[u32]>::new_slice(PLANES);
     let units = CUBE_COUNT_X as usize * comptime!(UNITS as usize);
     let mut low = u32::new(0);
     let mut high = u32::new(0);
@@ -81,17 +77,5 @@ pub(in crate::quantized) fn amax_kernel<E: Numeric, F: Float, N: Size>(
         let bits = u16::cast_from(max(high >> 16u32, low >> 17u32));
         largest = u32::reinterpret(f32::cast_from(F::reinterpret(bits)));
     }
-    let largest = plane_max(largest);
-    if UNIT_POS_X == 0 {
-        shared[UNIT_POS_Y as usize] = largest;
-    }
-    sync_cube();
-    if UNIT_POS == 0 {
-        let mut largest = shared[0usize];
-        #[unroll]
-        for plane in 1..PLANES {
-            largest = max(largest, shared[plane]);
-        }
-        out[range].fetch_max(largest);
-    }
+    raise(out, range, largest, PLANES);
 }

@@ -52,21 +52,8 @@ pub(in crate::quantized) fn blocks_kernel<F: Float>(
     #[comptime] rule: BlockScale,
     #[define(F)] _dtype: ElemType,
 ) {
-    let across = sizes.cols.div_ceil(sizes.wide);
-    let first_row = CUBE_POS_X / across * sizes.tall;
-    let first_col = CUBE_POS_X % across * sizes.wide;
-    let wide = min(sizes.wide, sizes.cols - first_col);
-    let elements = min(sizes.tall, sizes.rows - first_row) * wide;
-    let mut most = u32::new(0);
-    let mut i = UNIT_POS;
-    while i < elements {
-        let row = (first_row + i / wide) as usize;
-        let col = (first_col + i % wide) as usize;
-        let value = f32::cast_from(x[row * sizes.stride as usize + col]);
-        most = max(most, u32::reinterpret(value) & 0x7fff_ffffu32);
-        i += comptime!(BLOCK_UNITS);
-    }
-    let amax = f32::reinterpret(plane_max(most));
+    let block = block_of_cube(&sizes);
+    let amax = block_amax::<F>(x, &block, &sizes);
     let scale = if comptime!(rule == BlockScale::Microscale) {
         microscale_of(amax, largest)
     } else {
@@ -74,14 +61,54 @@ pub(in crate::quantized) fn blocks_kernel<F: Float>(
     };
     let inverse = inverse_of(amax, scale);
     let mut i = UNIT_POS;
-    while i < elements {
-        let row = (first_row + i / wide) as usize;
-        let col = (first_col + i % wide) as usize;
+    while i < block.elements {
+        let row = (block.first_row + i / block.wide) as usize;
+        let col = (block.first_col + i % block.wide) as usize;
         let value = f32::cast_from(x[row * sizes.stride as usize + col]) * scale;
         let code = pack(value, value, value, value, e5m2) & 0xffu32;
         out[row * sizes.cols as usize + col] = number(code, e5m2) * inverse;
         i += comptime!(BLOCK_UNITS);
     }
+}
+
+/// A block of a matrix, row by row.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Block {
+    pub(super) first_row: u32,
+    pub(super) first_col: u32,
+    /// Its columns, which are fewer at the right edge of the matrix.
+    pub(super) wide: u32,
+    pub(super) elements: u32,
+}
+
+/// The block that a cube quantises.
+#[cube]
+pub(super) fn block_of_cube(sizes: &BlockSizes) -> Block {
+    let across = sizes.cols.div_ceil(sizes.wide);
+    let first_row = CUBE_POS_X / across * sizes.tall;
+    let first_col = CUBE_POS_X % across * sizes.wide;
+    let wide = min(sizes.wide, sizes.cols - first_col);
+    Block {
+        first_row,
+        first_col,
+        wide,
+        elements: min(sizes.tall, sizes.rows - first_row) * wide,
+    }
+}
+
+/// The largest magnitude of a block; NaN if it has a NaN.
+#[cube]
+pub(super) fn block_amax<F: Float>(x: &[F], block: &Block, sizes: &BlockSizes) -> f32 {
+    let mut most = u32::new(0);
+    let mut i = UNIT_POS;
+    while i < block.elements {
+        let row = (block.first_row + i / block.wide) as usize;
+        let col = (block.first_col + i % block.wide) as usize;
+        let value = f32::cast_from(x[row * sizes.stride as usize + col]);
+        most = max(most, u32::reinterpret(value) & 0x7fff_ffffu32);
+        i += comptime!(BLOCK_UNITS);
+    }
+    f32::reinterpret(plane_max(most))
 }
 
 /// The number that an FP8 byte stands for.

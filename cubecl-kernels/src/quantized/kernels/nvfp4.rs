@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 
 use super::convert::pack;
-use super::numbers::{BLOCK_UNITS, BlockSizes, number};
+use super::numbers::{BLOCK_UNITS, BlockSizes, block_amax, block_of_cube, number};
 use crate::kernel_parts::{RandomStream, random_bits, unit};
 
 /// Where a matrix's random numbers are in their stream. Ranges of consecutive rows (or columns) of the
@@ -38,21 +38,8 @@ pub(in crate::quantized) fn nvfp4_kernel<F: Float>(
     #[comptime] stochastic: bool,
     #[define(F)] _dtype: ElemType,
 ) {
-    let across = sizes.cols.div_ceil(sizes.wide);
-    let first_row = CUBE_POS_X / across * sizes.tall;
-    let first_col = CUBE_POS_X % across * sizes.wide;
-    let wide = min(sizes.wide, sizes.cols - first_col);
-    let elements = min(sizes.tall, sizes.rows - first_row) * wide;
-    let mut most = u32::new(0);
-    let mut i = UNIT_POS;
-    while i < elements {
-        let row = (first_row + i / wide) as usize;
-        let col = (first_col + i % wide) as usize;
-        let value = f32::cast_from(x[row * sizes.stride as usize + col]);
-        most = max(most, u32::reinterpret(value) & 0x7fff_ffffu32);
-        i += comptime!(BLOCK_UNITS);
-    }
-    let of_block = f32::reinterpret(plane_max(most));
+    let block = block_of_cube(&sizes);
+    let of_block = block_amax::<F>(x, &block, &sizes);
     let of_matrix = amax[at as usize];
     let mut matrix = LARGEST_PRODUCT / of_matrix;
     if of_matrix == 0.0 {
@@ -73,9 +60,9 @@ pub(in crate::quantized) fn nvfp4_kernel<F: Float>(
         inverse = f32::reinterpret(u32::new(0x7fc0_0000));
     }
     let mut i = UNIT_POS;
-    while i < elements {
-        let row = first_row + i / wide;
-        let col = first_col + i % wide;
+    while i < block.elements {
+        let row = block.first_row + i / block.wide;
+        let col = block.first_col + i % block.wide;
         let value = f32::cast_from(x[row as usize * sizes.stride as usize + col as usize]);
         let rounded = if comptime!(stochastic) {
             rounded(value * scale, uniform(drawn, row, col), stochastic)

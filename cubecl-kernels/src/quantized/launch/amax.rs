@@ -6,6 +6,7 @@ use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::cells::{from_bits, no_amax};
 use super::loads::loads;
 use crate::kernel_parts::{RowView, address_type, lanes};
 use crate::quantized::kernels::{AMAX_UNITS, amax_kernel};
@@ -32,8 +33,13 @@ pub(super) fn amaxes(x: CubeTensor, rows: &[Range<usize>]) -> CubeTensor {
 
 fn largest(x: RowView, rows: Option<&[Range<usize>]>) -> CubeTensor {
     let num = rows.map_or(1, <[_]>::len);
-    let (client, device) = (x.tensor.client.clone(), x.tensor.device.clone());
-    let out = zeros_client(client, device, Shape::new([num]), DType::U32);
+    let out = match rows {
+        Some(rows) => {
+            let (client, device) = (x.tensor.client.clone(), x.tensor.device.clone());
+            zeros_client(client, device, Shape::new([rows.len()]), DType::U32)
+        }
+        None => no_amax(&x.tensor),
+    };
     let num_rows = match rows {
         Some(rows) => rows.iter().map(Range::len).max().unwrap_or(0),
         None => x.count,
@@ -77,12 +83,6 @@ fn largest(x: RowView, rows: Option<&[Range<usize>]>) -> CubeTensor {
     from_bits(out)
 }
 
-/// A number to raise to the bits of a largest magnitude, `[1]` in u32 on the device of `like`.
-pub(crate) fn no_amax(like: &CubeTensor) -> CubeTensor {
-    let (client, device) = (like.client.clone(), like.device.clone());
-    zeros_client(client, device, Shape::new([1]), DType::U32)
-}
-
 /// Numbers of a kernel on the device of `like`.
 pub(super) fn words(like: &CubeTensor, words: Vec<u32>) -> CubeTensor {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -108,10 +108,4 @@ fn by_memory(mut x: CubeTensor) -> CubeTensor {
         }
     }
     x
-}
-
-/// The numbers in f32 that have these bits.
-pub(crate) fn from_bits(bits: CubeTensor) -> CubeTensor {
-    let shape = bits.meta.shape().clone();
-    CubeTensor::new_contiguous(bits.client, bits.device, shape, bits.handle, DType::F32)
 }

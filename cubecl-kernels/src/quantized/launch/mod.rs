@@ -3,6 +3,7 @@
 
 mod amax;
 mod cast;
+mod cells;
 mod loads;
 mod numbers;
 mod nvfp4;
@@ -28,9 +29,9 @@ use crate::quantized::recipe::{Scaling, SummedDim};
 use crate::quantized::sequence_shards::ShardCollectives;
 pub use amax::amax;
 use amax::amaxes;
-pub(crate) use amax::{from_bits, no_amax};
 use cast::cast_ranges;
 pub use cast::{Cast, CastOptions, cast};
+pub(crate) use cells::{AmaxCells, from_bits, no_amax};
 use numbers::{BlockOptions, block_numbers, numbers};
 use nvfp4::{Nvfp4Options, nvfp4_numbers};
 use transpose::transposed_bytes;

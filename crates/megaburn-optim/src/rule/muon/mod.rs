@@ -172,6 +172,7 @@ impl Muon {
             param,
             rounded,
             moments,
+            amax: None,
         }
     }
 }

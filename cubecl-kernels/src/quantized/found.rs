@@ -23,6 +23,11 @@ pub struct FoundAmaxes {
 }
 
 impl FoundAmax {
+    /// A magnitude that is known, `[1]` in f32.
+    pub(super) fn new(amax: Tensor<1>) -> Self {
+        Self(Arc::new(Mutex::new(Some(amax))))
+    }
+
     /// Sets the magnitude, `[1]` in f32.
     pub(crate) fn put<B: IntoPrimitive>(&self, amax: FloatTensor<B>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(B::wrap(amax));

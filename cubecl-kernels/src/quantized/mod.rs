@@ -20,6 +20,7 @@ mod recipe;
 #[cfg(test)]
 mod reference;
 mod scale;
+mod sent_weight;
 #[cfg(test)]
 mod tests;
 
@@ -40,6 +41,7 @@ pub use options::LinearQuantization;
 pub use random_numbers::RandomNumbers;
 pub use recipe::{MatrixRole, Nvfp4, QuantizationRecipe, Scaling, SummedDim};
 pub use scale::Scale;
+pub use sent_weight::{SentAmax, SentScale, largest_magnitude};
 
 use crate::gemm_ops::swapped;
 use crate::linear::LinearOptions;

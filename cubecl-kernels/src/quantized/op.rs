@@ -255,7 +255,8 @@ impl LinearQuantization {
         let quantize = |how: Quantization| {
             let w = read_weight::<B>(w.clone(), main_grad, pass);
             let w = if options.out_in { swapped::<B>(w) } else { w };
-            let amax = self.amax::<B>(MatrixRole::Weight, w.clone(), None);
+            let sent = self.sent_amax.clone().map(FoundAmax::new);
+            let amax = self.amax::<B>(MatrixRole::Weight, w.clone(), sent.as_ref());
             if pass == LinearPass::Forward {
                 self.count::<B>(MatrixRole::Weight, &w, amax.as_ref());
             }

@@ -1,3 +1,5 @@
+use burn::tensor::Tensor;
+
 use super::amax::AmaxSource;
 use super::counts::QuantizationCounts;
 use super::kept::KeptWeight;
@@ -15,6 +17,8 @@ pub struct LinearQuantization {
     pub weight: AmaxSource,
     /// The largest magnitude of the result's gradient.
     pub gradient: AmaxSource,
+    /// That of the weight on all ranks, `[1]`, if the weight was [rounded](crate::SentAmax) since.
+    pub sent_amax: Option<Tensor<1>>,
     /// Keeps the quantised weight while weights [do not change](crate::WeightSpan).
     pub kept: Option<KeptWeight>,
     /// Counts the elements that saturate or underflow, if it is given.
@@ -31,6 +35,7 @@ impl LinearQuantization {
             input: AmaxSource::default(),
             weight: AmaxSource::default(),
             gradient: AmaxSource::default(),
+            sent_amax: None,
             kept: None,
             counts: None,
             random: RandomNumbers::new(0, ""),
@@ -55,6 +60,7 @@ impl LinearQuantization {
             input: self.input.without_record(),
             weight: self.weight.without_record(),
             gradient: self.gradient.without_record(),
+            sent_amax: self.sent_amax.clone(),
             random: self.random.clone(),
             // A kept weight is recorded and counted where it is quantised: not in this pass.
             kept: match self.weight {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::tensor::Tensor;
 use megaburn_kernels::{
     AmaxReduction, AmaxSource, DelayedAmax, KeptWeight, LinearOptions, LinearQuantization,
-    MatrixRole, QuantizationCounts, RandomNumbers, WeightSpan, linear, quantized_linear,
+    MatrixRole, QuantizationCounts, RandomNumbers, SentAmax, WeightSpan, linear, quantized_linear,
 };
 
 use super::precision::{AmaxReductions, LinearPrecision};
@@ -21,6 +21,7 @@ pub struct QuantizedLayer {
     weight: Matrix,
     gradient: Matrix,
     kept: Option<KeptWeight>,
+    sent_amax: SentAmax,
     counts: QuantizationCounts,
     /// The layer's random numbers, and which rows of the gradient this rank has.
     random: (RandomNumbers, HeldRows),
@@ -56,6 +57,7 @@ impl QuantizedLayer {
             weight: Matrix::new(reductions.weight),
             gradient: Matrix::new(reductions.gradient),
             kept: None,
+            sent_amax: SentAmax::default(),
             counts: QuantizationCounts::default(),
             random,
         }
@@ -89,6 +91,16 @@ impl QuantizedLayer {
         &self.matrix(role).delayed
     }
 
+    /// The largest magnitude of the weight, if it was rounded to be sent. Whoever rounds it sets it.
+    pub fn sent_amax(&self) -> &SentAmax {
+        &self.sent_amax
+    }
+
+    /// How the largest magnitude of the weight is reduced over the ranks that hold parts of it.
+    pub fn weight_reduction(&self) -> Option<&AmaxReduction> {
+        self.weight.reduction.as_ref()
+    }
+
     /// How the matrices are quantised now.
     pub(super) fn quantization(&self) -> Option<LinearQuantization> {
         let (precision, is_counted) = {
@@ -107,6 +119,7 @@ impl QuantizedLayer {
             input: source(MatrixRole::Input),
             weight: source(MatrixRole::Weight),
             gradient: source(MatrixRole::Gradient),
+            sent_amax: self.sent_amax.get(),
             kept: self.kept.clone(),
             counts: is_counted.then(|| self.counts.clone()),
             random: self.random.0.clone(),

@@ -181,7 +181,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
          experts_in_bf16 amax_history_len amax_compute margin stochastic_rounding random_hadamard \
          two_dimensional_weights schedule",
     ),
-    (Neutral, "precision", "log_interval"),
+    (Neutral, "precision", "log_interval fp8_param_gather"),
     (
         Numeric,
         "precision.fallback",

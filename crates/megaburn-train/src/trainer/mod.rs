@@ -13,6 +13,7 @@ mod evaluate;
 mod experts;
 mod finite_weights;
 mod first_times;
+mod fp8_params;
 mod held_tensors;
 mod hybrid_context;
 mod inputs;

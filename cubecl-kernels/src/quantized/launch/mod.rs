@@ -6,6 +6,7 @@ mod cast;
 mod loads;
 mod numbers;
 mod nvfp4;
+mod sent_weight;
 
 use std::ops::Range;
 
@@ -31,6 +32,7 @@ use cast::cast_ranges;
 pub use cast::{Cast, CastOptions, cast};
 use numbers::{BlockOptions, block_numbers, numbers};
 use nvfp4::{Nvfp4Options, nvfp4_numbers};
+pub(super) use sent_weight::{largest_magnitude, packed_weight, unpacked_weight};
 
 use crate::gemm_ops::cube::done;
 use crate::gemm_ops::{GemmAlgorithm, GemmOps, ProductOptions, swapped};

@@ -3,11 +3,9 @@
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use burn::{Tensor, tensor::DType};
-use megaburn_collective::{CollectiveError, Group, Lane, tensors};
 use megaburn_kernels::{SentScale, bf16_out_slice};
 
 use super::bucket::{ALIGN, Bucket};
-use super::sent_bucket::SentBucket;
 
 /// Where the parts of a bucket are in the messages of the ranks that share it. A part in FP8 takes
 /// an element for two numbers, and another one an element for each. All messages have the length of
@@ -125,25 +123,17 @@ impl Fp8Message {
         }
     }
 
-    /// Sends the message. The values of the bucket are written to `whole`.
-    ///
-    /// # Collective
-    /// All members of `group`, which share the bucket.
-    pub(super) fn send(
-        &self,
-        group: &Group,
-        whole: Tensor<1>,
-    ) -> Result<SentBucket, CollectiveError> {
-        let work = tensors::all_gather(self.own.clone(), group, Lane::Overlapped)?;
-        let message = Self {
+    /// What this rank sends.
+    pub(super) fn own(&self) -> &Tensor<1> {
+        &self.own
+    }
+
+    /// What is needed to read the messages of all ranks.
+    pub(super) fn without_own(&self) -> Self {
+        Self {
             own: Tensor::empty([0], (&self.own.device(), DType::BF16)),
             ..self.clone()
-        };
-        Ok(SentBucket::Fp8 {
-            work,
-            message,
-            whole,
-        })
+        }
     }
 
     /// Whether all values of a bucket can be written to a buffer that other tensors share.

@@ -2,6 +2,7 @@
 
 mod bucket;
 mod config;
+mod fp8;
 mod fp8_message;
 mod fp8_params;
 mod grad_reduce_queue;

@@ -1,5 +1,8 @@
 use burn::Tensor;
-use megaburn_collective::tensors::Work;
+use megaburn_collective::{
+    CollectiveError, Group, Lane,
+    tensors::{self, Work},
+};
 
 use super::fp8_message::Fp8Message;
 
@@ -19,6 +22,24 @@ pub(crate) enum SentBucket {
 }
 
 impl SentBucket {
+    /// Sends a message with weights in FP8. The values of the bucket will be written to `whole`.
+    ///
+    /// # Collective
+    /// All members of `group`, which share the bucket.
+    pub(super) fn of_message(
+        message: &Fp8Message,
+        group: &Group,
+        whole: Tensor<1>,
+    ) -> Result<Self, CollectiveError> {
+        let work = tensors::all_gather(message.own().clone(), group, Lane::Overlapped)?;
+        let message = message.without_own();
+        Ok(Self::Fp8 {
+            work,
+            message,
+            whole,
+        })
+    }
+
     /// The values before they have arrived, to be read after [`wait`](Self::wait); `None` if they
     /// will be in other memory.
     pub(super) fn peek(&self) -> Option<Tensor<1>> {

@@ -333,7 +333,7 @@ impl Zero3State {
         let started = match self.messages.get(&bucket) {
             Some(message) => {
                 let whole = Tensor::empty([parts.len], (&share.device(), share.dtype()));
-                message.send(group, whole)
+                SentBucket::of_message(message, group, whole)
             }
             None => {
                 let work = tensors::all_gather(share, group, Lane::Overlapped);

@@ -92,7 +92,7 @@ fn received(params: &Params, ranks: usize, sent: Sent) -> Vec<BTreeMap<String, [
         let share = bucket.join(range.clone(), part, zeros);
         let message = fp8.message(&bucket, &world, (&share, range.start))?;
         let message = message.expect("it is smaller");
-        let whole = message.send(&world, zeros(bucket.len))?.wait();
+        let whole = SentBucket::of_message(&message, &world, zeros(bucket.len))?.wait();
         let found = bucket.slots.iter().map(|slot| {
             let value = whole.clone().narrow(0, slot.start, slot.len);
             let amax = fp8.sent_amax(&slot.path).map(bits).unwrap_or_default();

@@ -185,7 +185,6 @@ fn number_of(code: u8) -> f32 {
 #[cfg(test)]
 mod tests {
     use burn::tensor::Device;
-    use megaburn_autograd::testing::values;
     use rstest::rstest;
 
     use super::super::{MatrixRole, SummedDim, quantized_numbers};
@@ -198,6 +197,11 @@ mod tests {
         };
         let numbers: Vec<f32> = (0..len).map(number).collect();
         Tensor::<1>::from_floats(numbers.as_slice(), &Device::flex()).cast(DType::BF16)
+    }
+
+    fn values<const D: usize>(x: Tensor<D>) -> Vec<f32> {
+        let data = x.cast(DType::F32).into_data();
+        data.try_to_vec().unwrap()
     }
 
     fn sent(x: &Tensor<1>, power_of_two: bool) -> Tensor<1> {

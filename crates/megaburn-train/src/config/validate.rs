@@ -45,7 +45,9 @@ impl TrainConfig {
         let (dtype, optimizer) = (self.train.dtype, &self.optimizer);
         let main_params = optimizer.main_params_dtype;
         let why = if dtype != Dtype::Bf16 {
-            format!("train.dtype = {dtype}: it rounds weights in bf16; set train.dtype to bf16")
+            format!(
+                "train.dtype = {dtype}: weights are sent in FP8 in place of bf16; set train.dtype to bf16"
+            )
         } else if main_params != Dtype::F32 {
             format!(
                 "optimizer.main_params_dtype = {main_params}: updates would continue from rounded \

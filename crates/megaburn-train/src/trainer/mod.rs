@@ -314,10 +314,6 @@ impl Trainer {
         &self.groups.world
     }
 
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
-
     /// The layout of the run.
     pub(crate) fn layout(&self) -> Layout {
         self.groups.layout()

@@ -53,7 +53,7 @@ impl Sharding {
             Some(message) => SentBucket::of_message(&message, group, whole),
             None => {
                 let work = tensors::all_gather_in_place(whole, group, Lane::Overlapped)?;
-                Ok(SentBucket::Plain(work))
+                Ok(SentBucket::plain(work))
             }
         }
     }

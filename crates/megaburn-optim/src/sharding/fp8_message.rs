@@ -84,7 +84,7 @@ impl Fp8Layout {
 
 /// A rank's message.
 #[derive(Clone, Debug)]
-pub(crate) struct Fp8Message {
+pub(super) struct Fp8Message {
     layout: Arc<Fp8Layout>,
     /// The scale of each parameter that is sent in FP8, by its index in the bucket.
     scales: Arc<BTreeMap<usize, SentScale>>,

@@ -107,7 +107,7 @@ mod tests {
         let gathered = |bucket: &Bucket| {
             let flat = Tensor::<1>::ones([bucket.len], &Device::flex());
             let started = all_gather(flat, &Group::single(0), Lane::Overlapped).unwrap();
-            let started = SentBucket::Plain(started);
+            let started = SentBucket::plain(started);
             assert_eq!(values(gathering.of(bucket, started)), vec![1.0; bucket.len]);
             gathering.lock().pending.keys().cloned().collect::<Vec<_>>()
         };

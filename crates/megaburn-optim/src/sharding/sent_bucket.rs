@@ -8,20 +8,25 @@ use super::fp8_message::Fp8Message;
 
 /// A bucket that is in flight from the ranks that hold its shards.
 #[derive(Debug)]
-pub(crate) enum SentBucket {
-    /// In the type of the parameters.
-    Plain(Work<Tensor<1>>),
-    /// With weights in FP8.
-    Fp8 {
-        /// The messages of all ranks.
-        work: Work<Tensor<1>>,
-        message: Fp8Message,
-        /// The buffer of the values.
-        whole: Tensor<1>,
-    },
+pub(crate) struct SentBucket {
+    /// The values, or the messages of all ranks.
+    work: Work<Tensor<1>>,
+    fp8: Option<Box<Fp8InFlight>>,
+}
+
+/// What is needed to read messages with weights in FP8, and the buffer of the values.
+#[derive(Debug)]
+struct Fp8InFlight {
+    message: Fp8Message,
+    whole: Tensor<1>,
 }
 
 impl SentBucket {
+    /// A bucket that is sent in the type of the parameters.
+    pub(super) fn plain(work: Work<Tensor<1>>) -> Self {
+        Self { work, fp8: None }
+    }
+
     /// Sends a message with weights in FP8. The values of the bucket will be written to `whole`.
     ///
     /// # Collective
@@ -33,31 +38,28 @@ impl SentBucket {
     ) -> Result<Self, CollectiveError> {
         let work = tensors::all_gather(message.own().clone(), group, Lane::Overlapped)?;
         let message = message.without_own();
-        Ok(Self::Fp8 {
-            work,
-            message,
-            whole,
-        })
+        let fp8 = Some(Box::new(Fp8InFlight { message, whole }));
+        Ok(Self { work, fp8 })
     }
 
     /// The values before they have arrived, to be read after [`wait`](Self::wait); `None` if they
     /// will be in other memory.
     pub(super) fn peek(&self) -> Option<Tensor<1>> {
-        match self {
-            Self::Plain(work) => Some(work.peek()),
-            Self::Fp8 { message, whole, .. } => message.is_in_place(whole).then(|| whole.clone()),
+        match &self.fp8 {
+            None => Some(self.work.peek()),
+            Some(sent) => {
+                let is_in_place = sent.message.is_in_place(&sent.whole);
+                is_in_place.then(|| sent.whole.clone())
+            }
         }
     }
 
     /// The values. On a GPU, kernels enqueued from now on wait for them; the host does not.
     pub(super) fn wait(self) -> Tensor<1> {
-        match self {
-            Self::Plain(work) => work.wait(),
-            Self::Fp8 {
-                work,
-                message,
-                whole,
-            } => message.unpacked(work.wait(), whole),
+        let arrived = self.work.wait();
+        match self.fp8 {
+            None => arrived,
+            Some(sent) => sent.message.unpacked(arrived, sent.whole),
         }
     }
 }

@@ -337,7 +337,7 @@ impl Zero3State {
             }
             None => {
                 let work = tensors::all_gather(share, group, Lane::Overlapped);
-                work.map(SentBucket::Plain)
+                work.map(SentBucket::plain)
             }
         };
         match started {

@@ -134,6 +134,19 @@ fn all_ranks_receive_what_one_rank_rounds(
     }
 }
 
+/// The test above would notice magnitudes that are not reduced: a rank's part has another one.
+#[test]
+fn the_magnitude_of_one_rank_alone_gives_other_values() {
+    for (path, len, _) in &ALL[..2] {
+        let own = largest_magnitude(value(path, *len).narrow(0, 0, len / 2));
+        let all = largest_magnitude(value(path, *len));
+        assert_ne!(
+            rounded(path, *len, false, own),
+            rounded(path, *len, false, all)
+        );
+    }
+}
+
 /// The scale follows the steps before, or the weight if it was zero in all of them; and the
 /// magnitude that other ranks find of their parts.
 #[rstest]

@@ -99,8 +99,9 @@ pub use optimizer::{
 pub use quantized::{
     AmaxReduction, AmaxSource, DelayedAmax, FoundAmax, FoundAmaxes, KeptWeight, LinearQuantization,
     MatrixCounts, MatrixRole, Nvfp4, QuantizationCounts, QuantizationRecipe, RandomNumbers, Scale,
-    Scaling, SequenceShards, ShardCollectives, SmallFloat, SummedDim, UnchangedWeights, WeightSpan,
-    can_quantize, is_emulated, quantized_linear, quantized_numbers,
+    Scaling, SentAmax, SentScale, SequenceShards, ShardCollectives, SmallFloat, SummedDim,
+    UnchangedWeights, WeightSpan, can_quantize, is_emulated, largest_magnitude, quantized_linear,
+    quantized_numbers,
 };
 pub use repeat::repeat_heads;
 pub use rope::{

@@ -37,6 +37,7 @@ mod device_scalar;
 mod dtype;
 mod error;
 mod finite_weights;
+mod full_weights;
 mod grad_zero_count;
 mod held_state;
 mod leaf;
@@ -79,5 +80,5 @@ pub use rule::{
     AdamWConfig, LionConfig, MuonConfig, MuonScale, MuonTpMode, NewtonSchulz, Rates, SgdConfig,
 };
 pub use schedule::{Decay, LrSchedule, WeightDecaySchedule, WeightDecayStyle, WsdStyle};
-pub use sharding::{Sharding, ShardingConfig, ShardingLevel};
+pub use sharding::{DelayedScale, Fp8Param, Sharding, ShardingConfig, ShardingLevel};
 pub use state_dtype::StateDtype;

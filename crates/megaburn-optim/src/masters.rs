@@ -217,6 +217,7 @@ impl<F, E> Cast<'_, F, E> {
         if is_there {
             return tensor;
         }
+        sharding.forget_fp8(&path);
         let leaf = Leaf::of(&tensor).of_type(*dtype);
         let value = wide(tensor);
         optimizer.state.remove(&Key::master(&path));
@@ -272,6 +273,7 @@ impl<F, E> Cast<'_, F, E> {
             if leaf.requires_grad && optimizer.has_master(dtype) {
                 optimizer.put_master(&path, value.clone(), dtype);
             }
+            optimizer.sharding.forget_fp8(&path);
             optimizer.sharding.give(&path, value.cast(dtype));
             leaf.without_values(&device)
         })

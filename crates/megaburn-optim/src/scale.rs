@@ -169,6 +169,9 @@ impl Scale<'_> {
             },
             zeros,
         );
+        let has_new = |path: &str| old.is_some() || self.factors.contains_key(path);
+        let new_ones = bucket.slots.iter().filter(|slot| has_new(&slot.path));
+        new_ones.for_each(|slot| sharding.forget_fp8(&slot.path));
         if old.is_some() {
             sharding.put_share(bucket, share);
             return Ok(());

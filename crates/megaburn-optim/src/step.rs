@@ -4,7 +4,6 @@ use burn::{
     Tensor,
     module::{Module, ModuleMapper, Param},
 };
-use megaburn_collective::{Lane, tensors};
 use megaburn_kernels::bf16_out_slice;
 
 use crate::{
@@ -183,6 +182,7 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
 
     fn update_shares(&mut self) -> Result<(), OptimError> {
         let sharding = &self.grads.sharding;
+        let allows_fp8 = self.optimizer.allows_fp8_params();
         let mut started = Vec::with_capacity(sharding.buckets().len());
         // This must be the order of `Sharding::update_order`.
         for bucket in sharding.buckets().iter().rev() {
@@ -193,14 +193,11 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
             }
             if let Some(old) = sharding.take_share(bucket) {
                 let new = self.update_share(bucket, Some(old), sharding.shard_of(bucket));
-                sharding.put_share(bucket, new);
+                sharding.put_updated_share(bucket, new, allows_fp8)?;
                 continue;
             }
             let whole = self.update_share(bucket, None, 0..bucket.len);
-            started.push((
-                bucket,
-                tensors::all_gather_in_place(whole, group, Lane::Overlapped)?,
-            ));
+            started.push((bucket, sharding.send(bucket, whole, allows_fp8)?));
         }
         for (bucket, started) in started {
             let whole = sharding.gathered(bucket, started);

@@ -23,6 +23,16 @@ impl AmaxReduction {
     pub fn new(reduce: impl Fn(Tensor<1>) -> Tensor<1> + Send + Sync + 'static) -> Self {
         Self(Arc::new(reduce))
     }
+
+    /// The largest magnitudes over the ranks, given those of this rank.
+    ///
+    /// # Shapes
+    /// `[n]`, unchanged
+    /// # Collective
+    /// All ranks that share the matrices.
+    pub fn reduced(&self, amaxes: Tensor<1>) -> Tensor<1> {
+        (self.0)(amaxes)
+    }
 }
 
 impl fmt::Debug for AmaxReduction {
@@ -56,7 +66,7 @@ impl AmaxSource {
         let found = largest_magnitude(x);
         match self {
             Self::Current(None) => found,
-            Self::Current(Some(reduction)) => B::unwrap((reduction.0)(B::wrap(found))),
+            Self::Current(Some(reduction)) => B::unwrap(reduction.reduced(B::wrap(found))),
             Self::Delayed(delayed) => B::unwrap(delayed.exchange(B::wrap(found))),
         }
     }
@@ -68,7 +78,7 @@ impl AmaxSource {
     pub(super) fn of_all(sources: &[&Self], found: Tensor<1>) -> Tensor<1> {
         match sources[0] {
             Self::Current(None) => found,
-            Self::Current(Some(reduction)) => (reduction.0)(found),
+            Self::Current(Some(reduction)) => reduction.reduced(found),
             Self::Delayed(_) => {
                 let delayed = sources.iter().filter_map(|source| match source {
                     Self::Delayed(delayed) => Some(delayed),
@@ -148,7 +158,7 @@ impl DelayedAmax {
         };
         match (derived, &self.reduction) {
             (Some(derived), _) => derived + (found.clone() - found),
-            (None, Some(reduction)) => (reduction.0)(found),
+            (None, Some(reduction)) => reduction.reduced(found),
             (None, None) => found,
         }
     }
@@ -174,11 +184,17 @@ impl DelayedAmax {
             }
         }
         let own = match &all[0].reduction {
-            Some(reduction) => (reduction.0)(found.clone()),
+            Some(reduction) => reduction.reduced(found.clone()),
             None => found.clone(),
         };
         let derived = joined(derived, |index| own.clone().narrow(0, index, 1));
         derived.map_or(own.clone(), |derived| derived + (found.clone() - found))
+    }
+
+    /// The largest magnitude of the matrix in the current step so far, `[1]`, on this rank, if it
+    /// was recorded.
+    pub fn current(&self) -> Option<Tensor<1>> {
+        self.lock().current.clone()
     }
 
     /// Ends the step: returns the largest magnitude of the matrix in it, `[1]`, on this rank, if it

@@ -28,6 +28,11 @@ impl FoundAmax {
         *self.lock() = amax;
     }
 
+    /// A magnitude that is known, `[1]` in f32.
+    pub(super) fn new(amax: Tensor<1>) -> Self {
+        Self(Arc::new(Mutex::new(Some(amax))))
+    }
+
     /// Sets the magnitude, `[1]` in f32.
     pub(crate) fn put<B: IntoPrimitive>(&self, amax: FloatTensor<B>) {
         *self.lock() = Some(B::wrap(amax));

@@ -20,6 +20,7 @@ mod recipe;
 #[cfg(test)]
 mod reference;
 mod scale;
+mod sent_weight;
 mod sequence_shards;
 #[cfg(test)]
 mod tests;
@@ -41,6 +42,7 @@ pub use options::LinearQuantization;
 pub use random_numbers::RandomNumbers;
 pub use recipe::{MatrixRole, Nvfp4, QuantizationRecipe, Scaling, SummedDim};
 pub use scale::Scale;
+pub use sent_weight::{SentAmax, SentScale, largest_magnitude};
 pub use sequence_shards::{SequenceShards, ShardCollectives};
 
 use crate::gemm_ops::swapped;

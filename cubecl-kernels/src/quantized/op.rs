@@ -305,7 +305,9 @@ impl LinearQuantization {
         let quantize = |how: Quantization| {
             let w = read_weight::<B>(w.clone(), main_grad, pass);
             let w = if options.out_in { swapped::<B>(w) } else { w };
-            let amax = self.amax::<B>(MatrixRole::Weight, w.clone(), self.weight_amax.as_ref());
+            let sent = self.sent_amax.clone().map(FoundAmax::new);
+            let known = sent.or_else(|| self.weight_amax.clone());
+            let amax = self.amax::<B>(MatrixRole::Weight, w.clone(), known.as_ref());
             if pass == LinearPass::Forward {
                 self.count::<B>(MatrixRole::Weight, &w, amax.as_ref());
             }

@@ -1,3 +1,5 @@
+use burn::tensor::Tensor;
+
 use super::amax::AmaxSource;
 use super::counts::QuantizationCounts;
 use super::found::FoundAmax;
@@ -19,6 +21,8 @@ pub struct LinearQuantization {
     pub gradient: AmaxSource,
     /// The largest magnitude of this rank's part of the weight, if the step of the optimizer found it.
     pub weight_amax: Option<FoundAmax>,
+    /// That of the weight on all ranks, `[1]`, if the weight was [rounded](crate::SentAmax) since.
+    pub sent_amax: Option<Tensor<1>>,
     /// Keeps the quantised weight while weights [do not change](crate::WeightSpan).
     pub kept: Option<KeptWeight>,
     /// Counts the elements that saturate or underflow, if it is given.
@@ -39,6 +43,7 @@ impl LinearQuantization {
             weight: AmaxSource::default(),
             gradient: AmaxSource::default(),
             weight_amax: None,
+            sent_amax: None,
             kept: None,
             counts: None,
             random: RandomNumbers::new(0, ""),
@@ -69,6 +74,7 @@ impl LinearQuantization {
             input: self.input.without_record(),
             weight: self.weight.without_record(),
             gradient: self.gradient.without_record(),
+            sent_amax: self.sent_amax.clone(),
             random: self.random.clone(),
             shards: self.shards.clone(),
             weight_amax: self.weight_amax.clone(),

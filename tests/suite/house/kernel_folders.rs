@@ -82,6 +82,7 @@ const OWN: [(&str, &[&str]); 13] = [
             "random_numbers",
             "recipe",
             "scale",
+            "sent_weight",
             "sequence_shards",
         ],
     ),

@@ -9,7 +9,7 @@ use super::ParamKind;
 const CUT: usize = 512;
 
 /// Alignment of parameters in a bucket, in elements: `CUT` bytes of bf16.
-const ALIGN: usize = CUT / 2;
+pub(super) const ALIGN: usize = CUT / 2;
 
 // No block of a moment in 8 bits is on two ranks.
 const _: () = assert!(ALIGN.is_multiple_of(FP8_MOMENT_BLOCK));

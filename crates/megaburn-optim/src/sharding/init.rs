@@ -6,7 +6,7 @@ use burn::module::Module;
 use megaburn_collective::ProcessGroups;
 
 use super::{
-    Inner, Sharding, ShardingLevel, config::ShardingConfig, order::Params,
+    Inner, Sharding, ShardingLevel, config::ShardingConfig, fp8_params::Fp8Params, order::Params,
     overlapped_param_all_gather::ParamAllGather, param_kind::ParamKind, replicas::Replicas,
     zero3_params::Zero3Params,
 };
@@ -60,6 +60,7 @@ impl ShardingConfig {
             buckets,
             kept,
             gathering: ParamAllGather::default(),
+            fp8: Fp8Params::default(),
             shares,
         })))
     }

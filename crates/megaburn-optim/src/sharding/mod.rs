@@ -2,12 +2,16 @@
 
 mod bucket;
 mod config;
+mod fp8;
+mod fp8_message;
+mod fp8_params;
 mod grad_reduce_queue;
 mod init;
 mod order;
 mod overlapped_param_all_gather;
 mod param_kind;
 mod replicas;
+mod sent_bucket;
 #[cfg(test)]
 mod tests;
 mod zero3_params;
@@ -22,12 +26,15 @@ use crate::leaf::put;
 pub(crate) use bucket::{Bucket, Slot, joined};
 use burn::{Tensor, module::Module};
 pub use config::ShardingConfig;
+use fp8_params::Fp8Params;
+pub use fp8_params::{DelayedScale, Fp8Param};
 pub(crate) use grad_reduce_queue::GradReduceQueue;
 use megaburn_autograd::MainGrad;
-use megaburn_collective::{CollectiveError, tensors::Work};
+use megaburn_collective::CollectiveError;
 use overlapped_param_all_gather::ParamAllGather;
 pub(crate) use param_kind::ParamKind;
 pub(crate) use replicas::Replicas;
+pub(crate) use sent_bucket::SentBucket;
 use zero3_params::Zero3Params;
 
 /// What is sharded over data-parallel ranks.
@@ -74,6 +81,8 @@ struct Inner {
     /// The range of each trainable parameter that this rank keeps.
     kept: BTreeMap<String, Range<usize>>,
     gathering: ParamAllGather,
+    /// The weights that are sent in FP8.
+    fp8: Fp8Params,
     /// Sharded parameters.
     shares: Option<Zero3Params>,
 }
@@ -83,7 +92,7 @@ impl Sharding {
     pub fn none() -> Self {
         let (cross_stage, experts, has_experts, counts_experts) = Default::default();
         let replicas = [Replicas::none(), Replicas::none()];
-        let (buckets, kept, gathering, shares) = Default::default();
+        let (buckets, kept, gathering, fp8, shares) = Default::default();
         let level = ShardingLevel::None;
         Self(Arc::new(Inner {
             level,
@@ -95,6 +104,7 @@ impl Sharding {
             buckets,
             kept,
             gathering,
+            fp8,
             shares,
         }))
     }
@@ -244,7 +254,7 @@ impl Sharding {
 
     pub(crate) fn put_share(&self, bucket: &Bucket, share: Tensor<1>) {
         if let Some(shares) = &self.0.shares {
-            shares.put(&bucket.slots[0].path, share);
+            shares.put(&bucket.slots[0].path, share, None);
         }
     }
 
@@ -256,7 +266,7 @@ impl Sharding {
     }
 
     /// The values of a bucket that is being gathered; read them only after its layers have waited.
-    pub(crate) fn gathered(&self, bucket: &Bucket, started: Work<Tensor<1>>) -> Tensor<1> {
+    pub(crate) fn gathered(&self, bucket: &Bucket, started: SentBucket) -> Tensor<1> {
         self.0.gathering.of(bucket, started)
     }
 

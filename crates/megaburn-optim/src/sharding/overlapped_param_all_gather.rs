@@ -5,9 +5,8 @@ use std::{
 
 use burn::Tensor;
 use megaburn_autograd::MainGrad;
-use megaburn_collective::tensors::Work;
 
-use super::Bucket;
+use super::{Bucket, SentBucket};
 
 /// Updated parameters that are in flight from the ranks that updated them.
 ///
@@ -22,7 +21,7 @@ pub(super) struct ParamAllGather(Arc<Mutex<GatherState>>);
 #[derive(Debug, Default)]
 struct GatherState {
     /// All-gathers in flight, by the first parameter of their bucket.
-    pending: BTreeMap<String, Work<Tensor<1>>>,
+    pending: BTreeMap<String, SentBucket>,
     /// For each weight whose layer announces its use, the first parameter of its bucket.
     first_of: BTreeMap<String, String>,
 }
@@ -55,22 +54,23 @@ impl ParamAllGather {
     }
 
     /// The values of a bucket, which may still be in flight.
-    pub(super) fn of(&self, bucket: &Bucket, started: Work<Tensor<1>>) -> Tensor<1> {
+    pub(super) fn of(&self, bucket: &Bucket, started: SentBucket) -> Tensor<1> {
         let first = &bucket.slots[0].path;
         let mut state = self.lock();
-        let values = started.peek();
         // If views needed a copy, it would be made before the values arrive.
-        let is_cut_in_place = bucket.is_cut_in_place(values.dtype().size());
-        if !state.first_of.contains_key(first) || !is_cut_in_place {
+        let is_cut_in_place = |values: &Tensor<1>| bucket.is_cut_in_place(values.dtype().size());
+        let is_waited_for = state.first_of.contains_key(first);
+        let values = started.peek().filter(is_cut_in_place);
+        let Some(values) = values.filter(|_| is_waited_for) else {
             return started.wait();
-        }
+        };
         state.pending.insert(first.clone(), started);
         values
     }
 
     fn arrive(&self, first: &str) {
         let started = self.lock().pending.remove(first);
-        started.map(Work::wait);
+        started.map(SentBucket::wait);
     }
 
     pub(super) fn settle(&self) {
@@ -107,6 +107,7 @@ mod tests {
         let gathered = |bucket: &Bucket| {
             let flat = Tensor::<1>::ones([bucket.len], &Device::flex());
             let started = all_gather(flat, &Group::single(0), Lane::Overlapped).unwrap();
+            let started = SentBucket::plain(started);
             assert_eq!(values(gathering.of(bucket, started)), vec![1.0; bucket.len]);
             gathering.lock().pending.keys().cloned().collect::<Vec<_>>()
         };

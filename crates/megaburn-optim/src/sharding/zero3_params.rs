@@ -5,12 +5,9 @@ use std::{
 
 use burn::Tensor;
 use megaburn_autograd::{LinearPass, MainGrad};
-use megaburn_collective::{
-    CollectiveError, Group, Lane,
-    tensors::{self, Work},
-};
+use megaburn_collective::{CollectiveError, Group, Lane, tensors};
 
-use super::Bucket;
+use super::{Bucket, SentBucket, fp8_message::Fp8Message};
 
 /// Sharded parameters, which are unsharded only while layers compute with them. A bucket is
 /// gathered when one of its weights is read, in forward and in backward, and released when a weight
@@ -29,6 +26,8 @@ struct Zero3State {
     places: BTreeMap<String, Place>,
     /// This rank's shards by bucket, once all of the bucket's parameters have been given.
     shares: Vec<Option<Tensor<1>>>,
+    /// What is sent instead of the shards of buckets with weights in FP8.
+    messages: BTreeMap<usize, Fp8Message>,
     /// Parts given so far for buckets that still lack other parameters.
     parts: BTreeMap<String, Tensor<1>>,
     /// Buckets that are gathered or in flight.
@@ -47,7 +46,7 @@ struct Place {
 
 #[derive(Debug)]
 enum GatheredParams {
-    InFlight(Work<Tensor<1>>),
+    InFlight(SentBucket),
     Here(Tensor<1>),
 }
 
@@ -147,11 +146,12 @@ impl Zero3Params {
             }
         }
         let shares = buckets.iter().map(|_| None).collect();
-        let (parts, whole, reads, prefetches, error) = Default::default();
+        let (messages, parts, whole, reads, prefetches, error) = Default::default();
         let state = Zero3State {
             buckets,
             places,
             shares,
+            messages,
             parts,
             whole,
             reads,
@@ -191,6 +191,7 @@ impl Zero3Params {
         let part = |slot: &super::Slot, _| parts.remove(&slot.path).expect("it was given");
         let share = bucket.join(range, part, zeros);
         state.shares[index] = Some(share);
+        state.messages.remove(&index);
         state.whole.clear();
     }
 
@@ -236,10 +237,26 @@ impl Zero3Params {
         state.shares[index].take()
     }
 
-    pub(super) fn put(&self, first: &str, share: Tensor<1>) {
+    pub(super) fn put(&self, first: &str, share: Tensor<1>, message: Option<Fp8Message>) {
         let mut state = self.lock();
         let index = state.places[first].bucket;
         state.shares[index] = Some(share);
+        match message {
+            Some(message) => drop(state.messages.insert(index, message)),
+            None => drop(state.messages.remove(&index)),
+        }
+    }
+
+    /// Sends the shard of the bucket whose first parameter is `first` as it is from now on. Returns
+    /// whether that is a sharded parameter.
+    pub(super) fn forget_message(&self, first: &str) -> bool {
+        let mut state = self.lock();
+        let Some(index) = state.places.get(first).map(|place| place.bucket) else {
+            return false;
+        };
+        state.messages.remove(&index);
+        state.whole.clear();
+        true
     }
 
     /// Makes the layers of `weights` read their parameters from here. With `prefetches`, the next
@@ -312,7 +329,18 @@ impl Zero3State {
         let share = self.shares[bucket]
             .clone()
             .expect("parameters are set before they are read");
-        match tensors::all_gather(share, &self.buckets[bucket].1, Lane::Overlapped) {
+        let (parts, group) = &self.buckets[bucket];
+        let started = match self.messages.get(&bucket) {
+            Some(message) => {
+                let whole = Tensor::empty([parts.len], (&share.device(), share.dtype()));
+                SentBucket::of_message(message, group, whole)
+            }
+            None => {
+                let work = tensors::all_gather(share, group, Lane::Overlapped);
+                work.map(SentBucket::plain)
+            }
+        };
+        match started {
             Ok(started) => drop(self.whole.insert(bucket, GatheredParams::InFlight(started))),
             Err(error) => self.error = Some(error),
         }

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::tensor::Tensor;
 use megaburn_kernels::{
     AmaxReduction, AmaxSource, DelayedAmax, FoundAmax, KeptWeight, LinearOptions,
-    LinearQuantization, MatrixRole, QuantizationCounts, RandomNumbers, SequenceShards, WeightSpan,
-    linear, quantized_linear,
+    LinearQuantization, MatrixRole, QuantizationCounts, RandomNumbers, SentAmax, SequenceShards,
+    WeightSpan, linear, quantized_linear,
 };
 
 use super::precision::{AmaxReductions, LinearPrecision};
@@ -23,6 +23,7 @@ pub struct QuantizedLayer {
     gradient: Matrix,
     kept: Option<KeptWeight>,
     weight_amax: FoundAmax,
+    sent_amax: SentAmax,
     counts: QuantizationCounts,
     /// The shards of tokens that may be gathered as quantised elements, if the layer has such, and
     /// the reduction over the ranks that hold parts of their matrix.
@@ -63,6 +64,7 @@ impl QuantizedLayer {
             gradient: Matrix::new(reductions.gradient),
             kept: None,
             weight_amax: FoundAmax::default(),
+            sent_amax: SentAmax::default(),
             counts: QuantizationCounts::default(),
             shards: None,
             of_shards: reductions.shards,
@@ -127,6 +129,16 @@ impl QuantizedLayer {
         self.shards.is_some() && precision.is_some_and(|of| of.gathers_quantized())
     }
 
+    /// The largest magnitude of the weight, if it was rounded to be sent. Whoever rounds it sets it.
+    pub fn sent_amax(&self) -> &SentAmax {
+        &self.sent_amax
+    }
+
+    /// How the largest magnitude of the weight is reduced over the ranks that hold parts of it.
+    pub fn weight_reduction(&self) -> Option<&AmaxReduction> {
+        self.weight.reduction.as_ref()
+    }
+
     /// How the matrices are quantised now.
     pub(super) fn quantization(&self) -> Option<LinearQuantization> {
         let (precision, is_counted) = {
@@ -153,6 +165,7 @@ impl QuantizedLayer {
             weight: source(MatrixRole::Weight),
             gradient: source(MatrixRole::Gradient),
             weight_amax: Some(self.weight_amax.clone()),
+            sent_amax: self.sent_amax.get(),
             kept: self.kept.clone(),
             counts: is_counted.then(|| self.counts.clone()),
             random: self.random.0.clone(),

@@ -181,7 +181,11 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
          experts_in_bf16 amax_history_len amax_compute margin stochastic_rounding random_hadamard \
          two_dimensional_weights schedule",
     ),
-    (Neutral, "precision", "fp8_sequence_gather log_interval"),
+    (
+        Neutral,
+        "precision",
+        "fp8_sequence_gather log_interval fp8_param_gather",
+    ),
     (
         Numeric,
         "precision.fallback",

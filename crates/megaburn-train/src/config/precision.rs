@@ -62,6 +62,11 @@ pub struct PrecisionConfig {
     /// compute with the same numbers, instead of 16 neighbours
     /// (`NVTE_NVFP4_DISABLE_2D_QUANTIZATION=0`).
     pub two_dimensional_weights: bool,
+    /// Whether ranks that shard optimizer state or parameters (`parallel.zero`) send each other
+    /// quantised weights in FP8 instead of `train.dtype` (`--fp8-param-gather`): those that have one
+    /// scale in the next step. No number of the training changes. Needs `train.dtype = "bf16"`, and
+    /// f32 masters that are stored in f32.
+    pub fp8_param_gather: bool,
     /// Steps between measurements of what quantisation loses, for `metrics.jsonl`: for each matrix of
     /// each quantised layer, the shares of elements that saturate and underflow, and the largest
     /// magnitude; 0 measures never.
@@ -88,6 +93,7 @@ impl Default for PrecisionConfig {
             amax_history_len: 1024,
             amax_compute: AmaxCompute::Max,
             margin: 0,
+            fp8_param_gather: false,
             log_interval: 0,
             schedule: Vec::new(),
             fallback: PrecisionFallbackConfig::default(),

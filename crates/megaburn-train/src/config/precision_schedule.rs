@@ -60,6 +60,12 @@ impl PrecisionConfig {
         is_one(self.recipe) || self.schedule.iter().any(|phase| is_one(phase.recipe))
     }
 
+    /// Whether a phase quantises with one scale per matrix.
+    pub(super) fn has_one_scale(&self) -> bool {
+        let all = [PrecisionRecipe::Tensorwise, PrecisionRecipe::Delayed];
+        self.uses(|recipe| all.contains(&recipe))
+    }
+
     /// Whether a phase quantises something.
     pub(crate) fn quantizes(&self) -> bool {
         self.uses(|recipe| recipe != PrecisionRecipe::Bf16)

@@ -2,7 +2,7 @@
 //! each section checks what its keys require of each other. `validate_against_layout.rs` checks them with
 //! the layout, the model and the data.
 
-use super::{OptimizerName, TrainConfig, ranges, require::require};
+use super::{Dtype, OptimizerName, TrainConfig, ranges, require::require};
 use crate::error::TrainError;
 
 impl TrainConfig {
@@ -34,8 +34,34 @@ impl TrainConfig {
         self.recompute.validate()?;
         ranges::check("precision", &self.precision)?;
         self.precision.validate()?;
+        self.check_fp8_params()?;
         ranges::check("generate", &self.generate)?;
         self.generate.validate()
+    }
+
+    /// Refuses to send weights in FP8 where the optimizer continues from the weights themselves.
+    fn check_fp8_params(&self) -> Result<(), TrainError> {
+        let is_set = self.precision.fp8_param_gather;
+        let (dtype, optimizer) = (self.train.dtype, &self.optimizer);
+        let main_params = optimizer.main_params_dtype;
+        let why = if dtype != Dtype::Bf16 {
+            format!(
+                "train.dtype = {dtype}: weights are sent in FP8 in place of bf16; set train.dtype to bf16"
+            )
+        } else if main_params != Dtype::F32 {
+            format!(
+                "optimizer.main_params_dtype = {main_params}: updates would continue from rounded \
+                weights; set it to f32"
+            )
+        } else if optimizer.store_param_remainders {
+            "optimizer.store_param_remainders: a weight is the upper half of its master then, which \
+            would be rounded; leave out one of the two"
+                .to_string()
+        } else {
+            return Ok(());
+        };
+        let rule = format!("false with {why}");
+        require(!is_set, "precision.fp8_param_gather", is_set, rule)
     }
 
     /// Refuses the fused loss for a model whose logits it does not compute.
@@ -71,5 +97,26 @@ mod tests {
             .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
         let error = layers.unwrap().load().unwrap_err().to_string();
         assert!(error.contains(&format!("`{key}`")), "{error}");
+    }
+
+    #[rstest]
+    #[case(&[], "train.dtype = f32")]
+    #[case(&["train.dtype=f16"], "train.dtype = f16")]
+    #[case(
+        &["train.dtype=bf16", "optimizer.main_params_dtype=bf16"],
+        "optimizer.main_params_dtype = bf16"
+    )]
+    #[case(
+        &["train.dtype=bf16", "optimizer.store_param_remainders=true"],
+        "optimizer.store_param_remainders"
+    )]
+    fn weights_without_f32_masters_are_not_sent_in_fp8(#[case] sets: &[&str], #[case] why: &str) {
+        let layers = ["precision.fp8_param_gather=true"]
+            .iter()
+            .chain(sets)
+            .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        let error = layers.unwrap().load().unwrap_err().to_string();
+        let message = format!("`precision.fp8_param_gather` is true: it must be false with {why}");
+        assert!(error.contains(&message), "{error}");
     }
 }

@@ -199,6 +199,7 @@ fn of_precision(run: &Run, args: &mut Dict) {
             AmaxCompute::MostRecent => "most_recent",
         };
         args.set("fp8_amax_compute_algo", compute);
+        args.set("fp8_param_gather", precision.fp8_param_gather);
     } else {
         return;
     }

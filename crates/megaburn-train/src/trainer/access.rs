@@ -1,5 +1,6 @@
 //! The model, the optimizer and the plan of a trainer, for those that read or replace them.
 
+use burn::prelude::Device;
 use megaburn_mesh::ShardPlan;
 use megaburn_models::Decoder;
 use megaburn_optim::Optimizer;
@@ -37,6 +38,10 @@ impl Trainer {
         self.model
             .take()
             .expect("the model is absent only during an update")
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 
     /// The optimizer, with the number of its steps.

@@ -79,6 +79,23 @@ impl AmaxHistories {
         }
     }
 
+    /// The factor of the magnitudes that scales are derived from.
+    pub(super) fn factor(&self) -> f32 {
+        self.factor
+    }
+
+    /// The largest magnitude of a matrix in the steps before `step` that still determine its scale
+    /// after that step, 0 without any.
+    pub(super) fn before(&self, name: &str, step: u64) -> f32 {
+        let steps = self.matrices.get(name).into_iter().flatten();
+        let counts = |of: u64| match self.compute {
+            AmaxCompute::Max => of + self.len > step,
+            AmaxCompute::MostRecent => false,
+        };
+        let steps = steps.filter(|(of, _)| counts(*of));
+        steps.map(|(_, amax)| *amax).fold(0.0, f32::max)
+    }
+
     /// The magnitude that the scale of a matrix is derived from; `None` if there is no step before,
     /// or the matrix was zero in all of them, which says nothing about the next one.
     pub(super) fn derived(&self, name: &str) -> Option<f32> {
@@ -115,7 +132,10 @@ mod tests {
         assert_eq!(histories.derived(&name), None);
         let all = [3.0, 1.0, 2.0, 2.0, 0.5, 0.25, 0.125, 4.0, 0.0, 0.0, 1.0f32];
         for (index, amax) in all.into_iter().enumerate() {
+            let before = histories.before(&name, index as u64 + 1);
             histories.push(index as u64 + 1, [(&name, amax)]);
+            let next = before.max(amax) * histories.factor();
+            assert_eq!(histories.derived(&name).unwrap_or(0.0), next);
             let window = &all[(index + 1).saturating_sub(len)..=index];
             let expected = match compute {
                 AmaxCompute::Max => window.iter().copied().reduce(f32::max),

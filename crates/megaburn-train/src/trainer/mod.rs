@@ -13,6 +13,7 @@ mod evaluate;
 mod experts;
 mod finite_weights;
 mod first_times;
+mod fp8_params;
 mod held_tensors;
 mod hybrid_context;
 mod inputs;
@@ -311,10 +312,6 @@ impl Trainer {
 
     pub(crate) fn world(&self) -> &Group {
         &self.groups.world
-    }
-
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
     }
 
     /// The layout of the run.

@@ -19,20 +19,24 @@ use crate::{
 impl Trainer {
     /// Begins the next step: sets the precision of layers if it is another one than before, and
     /// whether what they lose is counted.
-    pub(super) fn begin_precision(&mut self) {
+    ///
+    /// # Collective
+    /// As [`send_in_full`](Self::send_in_full), for layers that fall back.
+    pub(super) fn begin_precision(&mut self) -> Result<(), TrainError> {
         let step = self.progress.step + 1;
-        self.set_precision(step);
+        self.set_precision(step)?;
         self.begin_counts(self.counts_losses(step));
+        Ok(())
     }
 
     /// Sets the precision of layers to that of a step. Histories of delayed scaling begin with the
     /// phase, and those of layers that fall back end.
-    fn set_precision(&mut self, step: u64) {
+    fn set_precision(&mut self, step: u64) -> Result<(), TrainError> {
         let phase = self.config.precision.phase_at(step);
         let held = self.precision.fallbacks.layers_at(phase.0, step);
         let is_other_phase = phase.0 != self.precision.current.0;
         if !is_other_phase && held == self.precision.held {
-            return;
+            return Ok(());
         }
         self.precision.current = phase;
         self.precision.held = held;
@@ -43,6 +47,12 @@ impl Trainer {
         self.amax_histories = histories.of_layers(|layer| self.precision_of(layer).is_some());
         self.set_layers();
         self.derive_scales();
+        let full: Vec<String> = self
+            .own_layers()
+            .into_keys()
+            .filter(|layer| self.precision_of(layer).is_none())
+            .collect();
+        self.send_in_full(|layer| full.iter().any(|full| full == layer))
     }
 
     /// Sets the precision of this rank's layers to the current one.
@@ -61,9 +71,12 @@ impl Trainer {
 
     /// Continues with the state of a checkpoint. Evaluations in between use the precision of the last
     /// step.
-    pub(super) fn resume_precision(&mut self, saved: Fallbacks) {
+    ///
+    /// # Collective
+    /// As [`begin_precision`](Self::begin_precision).
+    pub(super) fn resume_precision(&mut self, saved: Fallbacks) -> Result<(), TrainError> {
         self.precision.fallbacks = saved.resumed(&self.config.precision.fallback);
-        self.set_precision(self.progress.step.max(1));
+        self.set_precision(self.progress.step.max(1))
     }
 
     /// The precision of a layer of the full model in the current step; `None` if it is not quantised.
@@ -146,7 +159,7 @@ impl Trainer {
     }
 
     /// Whether the elements that are lost in a step are counted.
-    fn counts_losses(&self, step: u64) -> bool {
+    pub(super) fn counts_losses(&self, step: u64) -> bool {
         let is_logged = is_due(step, self.config.precision.log_interval);
         self.precision.current.1.quantizes() && (is_logged || self.checks_bounds(step))
     }
@@ -199,7 +212,7 @@ pub(super) fn weight_of(layer: &str) -> String {
 
 /// The name of a layer, without the number of its expert: the experts of a layer are computed
 /// together, so all of them fall back if one does.
-fn without_expert(layer: &str) -> String {
+pub(super) fn without_expert(layer: &str) -> String {
     let mut parts: Vec<&str> = layer.split('.').collect();
     if let Some(at) = parts.iter().position(|part| *part == "experts") {
         parts.drain(at + 1..(at + 2).min(parts.len()));
@@ -298,7 +311,7 @@ mod tests {
                 saved.contains_key(&format!("{layer}.weight"))
             };
             assert!(has_history(&trainer, "blocks.1.mlp.down"));
-            trainer.begin_precision();
+            trainer.begin_precision()?;
             let held = trainer.precision.held.clone();
             assert!(held.contains("blocks.1.mlp.down"));
             for layer in trainer.names_of_layers()? {

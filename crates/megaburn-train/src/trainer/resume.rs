@@ -262,7 +262,7 @@ impl Trainer {
             mine.resume(&saved);
         }
         self.progress = progress;
-        self.resume_precision(fallbacks);
+        self.resume_precision(fallbacks)?;
         let amaxes = self.resume_amaxes(amaxes)?;
         self.imported = imported;
         if self.groups.is_main() {

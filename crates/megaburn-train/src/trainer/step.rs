@@ -106,6 +106,10 @@ impl Trainer {
         let loss_scale = self.loss_scaler.as_ref().map(LossScaler::scale);
         let step = progress.step + 1;
         let agreed = self.check_ranks_agree(step, outcome, started.elapsed())?;
+        if !outcome.is_update {
+            // Scales of the next step are not those that the update was to lead to.
+            self.send_in_full(|_| true)?;
+        }
         self.advance(step, samples, outcome)?;
         let max_attention_logit = self.clip_queries_and_keys(outcome.is_update)?;
         self.advance_scales(outcome.is_update)?;
@@ -304,7 +308,7 @@ impl Trainer {
             .loss_scaler
             .as_ref()
             .map(|scaler| scaler.scale() / tokens as f64);
-        self.begin_precision();
+        self.begin_precision()?;
         self.begin_scales(factor.unwrap_or(1.0));
         if let Some(mut hybrid) = self.hybrid.take() {
             let consumed = self.progress.consumed_samples;
@@ -358,6 +362,7 @@ impl Trainer {
         let layers = self.own_layers();
         let wanted = self.weights_with_amaxes(&layers);
         self.optimizer.find_amaxes_of(wanted);
+        self.choose_fp8_params();
         let model = self.take_model();
         self.model = Some(
             self.optimizer

@@ -6,6 +6,7 @@ mod convert;
 mod loads;
 mod numbers;
 mod nvfp4;
+mod sent_weight;
 mod transpose;
 
 use cubecl::prelude::*;
@@ -16,6 +17,10 @@ pub(super) use loads::Loads;
 pub(crate) use numbers::BlockScale;
 pub(super) use numbers::{BLOCK_UNITS, BlockSizesLaunch, blocks_kernel, numbers_kernel};
 pub(super) use nvfp4::{DrawnArgLaunch, nvfp4_kernel};
+pub(super) use sent_weight::{
+    packed_weight_by_four_kernel, packed_weight_kernel, unpacked_weight_by_four_kernel,
+    unpacked_weight_kernel,
+};
 pub(super) use transpose::transpose_kernel;
 
 /// The sizes of a matrix and of its transpose.

@@ -7,6 +7,7 @@ mod cells;
 mod loads;
 mod numbers;
 mod nvfp4;
+mod sent_weight;
 mod transpose;
 
 use std::ops::Range;
@@ -34,6 +35,7 @@ pub use cast::{Cast, CastOptions, cast};
 pub(crate) use cells::{AmaxCells, from_bits, no_amax};
 use numbers::{BlockOptions, block_numbers, numbers};
 use nvfp4::{Nvfp4Options, nvfp4_numbers};
+pub(super) use sent_weight::{largest_magnitude, packed_weight, unpacked_weight};
 use transpose::transposed_bytes;
 
 use crate::gemm_ops::cube::done;

@@ -1,6 +1,7 @@
 //! Experts together with dense parameters: every layout takes the same steps as a single rank that
 //! holds everything.
 
+mod fp8;
 mod resumed;
 mod scaled;
 mod sent;

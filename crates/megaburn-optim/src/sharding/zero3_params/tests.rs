@@ -82,7 +82,7 @@ fn what_is_read_is_whole_and_what_was_read_is_let_go() {
             // After an update, the bucket that is read first is prefetched.
             let old = shares.take("c").expect("a share");
             assert!((0..3).all(|bucket| !shares.is_whole(bucket)));
-            shares.put("c", old);
+            shares.put("c", old, None);
             shares.updated();
             assert!(shares.is_whole(2) && !shares.is_whole(0));
         }

@@ -1,5 +1,5 @@
 //! Numbers that kernels raise to largest magnitudes. They have to be zero before, and a kernel that sets
-//! one of them would take as long as a small reduction, so many of them are set at once.
+//! one of them would take as long as a small reduction: a kernel sets 256 of them.
 
 use std::cell::RefCell;
 
@@ -11,8 +11,8 @@ use burn_cubecl::tensor::CubeTensor;
 const CELLS: usize = 256;
 
 thread_local! {
-    /// The numbers that this thread has not used yet. A stream of the GPU belongs to a thread, so what
-    /// the thread computes with them waits for no other stream.
+    /// The numbers that no kernel of this thread was given. A stream of the GPU belongs to a thread, so
+    /// what the thread computes with them waits for no other stream.
     static UNUSED: RefCell<Option<UnusedCells>> = const { RefCell::new(None) };
 }
 

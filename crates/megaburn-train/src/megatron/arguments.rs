@@ -199,7 +199,9 @@ fn of_precision(run: &Run, args: &mut Dict) {
             AmaxCompute::MostRecent => "most_recent",
         };
         args.set("fp8_amax_compute_algo", compute);
-        args.set("fp8_param_gather", precision.fp8_param_gather);
+        if precision.fp8_param_gather || args.get("fp8_param_gather").is_some() {
+            args.set("fp8_param_gather", precision.fp8_param_gather);
+        }
     } else {
         return;
     }

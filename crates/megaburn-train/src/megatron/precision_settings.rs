@@ -67,16 +67,18 @@ pub(super) fn precision(
                 .into(),
         );
     }
-    let has_one_scale = matches!(
-        recipe,
-        PrecisionRecipe::Delayed | PrecisionRecipe::Tensorwise
-    );
+    // The key is refused without bf16.
+    let sends_fp8 = args.flag("bf16")?
+        && matches!(
+            recipe,
+            PrecisionRecipe::Delayed | PrecisionRecipe::Tensorwise
+        );
     let precision = PrecisionConfig {
         recipe,
         format: Some(format),
         num_layers_at_start_in_bf16: layers("num_layers_at_start_in_bf16")?,
         num_layers_at_end_in_bf16: layers("num_layers_at_end_in_bf16")?,
-        fp8_param_gather: has_one_scale && args.flag("fp8_param_gather")?,
+        fp8_param_gather: sends_fp8 && args.flag("fp8_param_gather")?,
         ..PrecisionConfig::default()
     };
     if recipe != PrecisionRecipe::Delayed {

@@ -34,6 +34,7 @@ mod pointwise;
 mod quantized;
 mod quantized_shards;
 mod repeat;
+mod sent_weights;
 mod softmax;
 mod sums;
 
@@ -70,6 +71,7 @@ pub fn tests() -> impl Iterator<Item = (String, TestFn)> {
         ("quantized", quantized::TESTS),
         ("quantized_shards", quantized_shards::TESTS),
         ("repeat", repeat::TESTS),
+        ("sent_weights", sent_weights::TESTS),
         ("softmax", softmax::TESTS),
         ("sums", sums::TESTS),
         ("cudnn", cudnn::TESTS),

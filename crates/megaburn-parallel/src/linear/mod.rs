@@ -19,8 +19,8 @@ use megaburn_collective::{
     },
 };
 use megaburn_kernels::{
-    AmaxReduction, Bias, GroupWeight, LinearOptions, LinearQuantization, MatrixRole, RandomNumbers,
-    SummedDim, add_bias,
+    AmaxReduction, Bias, GroupWeight, LinearOptions, LinearQuantization, MatrixRole, SummedDim,
+    add_bias,
 };
 use megaburn_mesh::ShardSpec;
 
@@ -33,7 +33,7 @@ pub use split::Split;
 
 pub(crate) use precision::AmaxReductions;
 use quantized::product;
-use rounding::HeldRows;
+use rounding::{HeldRows, random_numbers};
 use sequence_shards::sequence_shards;
 
 use crate::{
@@ -361,22 +361,6 @@ impl ParallelLinear {
                 .iter()
                 .fold(bias, |bias, part| part.with_summed_grad(bias, 0)),
         })
-    }
-}
-
-/// The random numbers of a rank's features of the layer's output.
-fn random_numbers(
-    config: &ParallelLinearConfig,
-    group: &Group,
-    weight: &ShardSpec,
-) -> RandomNumbers {
-    let numbers = RandomNumbers::new(group.seed(), config.path.as_deref().unwrap_or_default());
-    match config.split {
-        Split::Row => numbers,
-        Split::Column => {
-            let own = weight.pieces.iter().map(|piece| piece.global.clone());
-            numbers.with_cols(own.collect::<Vec<_>>(), config.d_output)
-        }
     }
 }
 

@@ -43,6 +43,7 @@ mod step;
 mod stored_retention;
 #[cfg(test)]
 mod testing;
+mod update;
 
 use std::{
     cell::RefCell,

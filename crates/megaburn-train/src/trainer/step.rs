@@ -10,7 +10,6 @@ use megaburn_pipeline::{P2pSpec, run};
 use megaburn_report::{metrics::StepMetrics, profile::range};
 
 use crate::{
-    config::OptimizerConfig,
     diagnosis::Diagnosis,
     error::TrainError,
     failure::device_error,
@@ -19,9 +18,9 @@ use crate::{
         Trainer,
         hybrid_context::HybridContext,
         passes::{ReduceScope, Training},
-        precision_phases::weight_of,
         schedules::StepRates,
         stats::{Agreed, Losses, StepLossTotals, Work},
+        update::limit,
     },
 };
 
@@ -348,33 +347,6 @@ impl Trainer {
         self.pipeline.p2p_spec(tokens, &self.device)
     }
 
-    fn clip_and_update(&mut self, rates: &StepRates, norm: &GradNorm) -> Result<(), TrainError> {
-        let _update = range("update");
-        let OptimizerConfig {
-            clip_grad,
-            grad_norm_skip_threshold,
-            ..
-        } = self.config.optimizer;
-        self.grads.clip(norm, limit(clip_grad));
-        if grad_norm_skip_threshold > 0.0 {
-            self.grads.skip_above(norm, grad_norm_skip_threshold);
-        }
-        let layers = self.own_layers();
-        let wanted = self.weights_with_amaxes(&layers);
-        self.optimizer.find_amaxes_of(wanted);
-        self.choose_fp8_params();
-        let model = self.take_model();
-        self.model = Some(
-            self.optimizer
-                .step_with(|path| rates.of(path), model, &self.grads)?,
-        );
-        let mut amaxes = self.optimizer.take_amaxes();
-        for (path, layer) in layers {
-            layer.set_weight_amax(amaxes.remove(&weight_of(&path)));
-        }
-        Ok(())
-    }
-
     /// Reads a number of the device that only exists if its setting asks for it.
     fn read_if_logged<S>(
         &self,
@@ -392,14 +364,5 @@ impl Trainer {
             OptimError::Device { why } => device_error(why, &self.device),
             error => error.into(),
         })
-    }
-}
-
-/// The limit that a setting stands for: 0 means none.
-fn limit(setting: f64) -> f64 {
-    if setting > 0.0 {
-        setting
-    } else {
-        f64::INFINITY
     }
 }

@@ -8,16 +8,18 @@ use crate::{FoundAmax, NormAmaxes, NormOptions};
 use crate::{layer_norm_add, layer_norm_with, rms_norm_add, rms_norm_with};
 
 /// The result of a norm and the gradient of its input, with the largest magnitudes that were found if
-/// there are options for them.
+/// there are options for them. `others` are the residual and the gradient of the result.
 fn run(
     x: &Tensor<3>,
+    others: &[Tensor<3>; 2],
     [centered, adds]: [bool; 2],
     gamma: &Tensor<1>,
     amaxes: NormAmaxes,
 ) -> [Tensor<3>; 2] {
     let options = NormOptions::new(1e-3).with_amaxes(amaxes);
     let x = leaf(x.clone());
-    let (gamma, residual) = (gamma.clone(), constant(x.dims()).cast(x.dtype()));
+    let gamma = gamma.clone();
+    let [residual, dy] = others.clone().map(|other| other.cast(x.dtype()));
     let (y, sum) = match (centered, adds) {
         (false, false) => (rms_norm_with(x.clone(), gamma, options), None),
         (true, false) => (layer_norm_with(x.clone(), gamma, None, options), None),
@@ -30,7 +32,6 @@ fn run(
             (y, Some(sum))
         }
     };
-    let dy = constant(y.dims()).cast(y.dtype());
     let loss = (y.clone() * dy).sum();
     let loss = match sum {
         Some(sum) => loss + sum.exp().sum(),
@@ -64,9 +65,10 @@ fn found_magnitudes_are_those_of_result_and_gradient(
 ) {
     let x = (normal(shape) * 3.0).cast(dtype);
     let gamma = normal([shape[2]]);
-    let plain = run(&x, [centered, adds], &gamma, NormAmaxes::default());
+    let others = [constant(shape), constant(shape)];
+    let plain = run(&x, &others, [centered, adds], &gamma, NormAmaxes::default());
     let amaxes = found();
-    let observed = run(&x, [centered, adds], &gamma, amaxes.clone());
+    let observed = run(&x, &others, [centered, adds], &gamma, amaxes.clone());
     let largest = |of: Tensor<3>| {
         values(of)
             .into_iter()
@@ -108,7 +110,9 @@ fn what_is_not_finite_is_found(
     let x = Tensor::<1>::from_floats([first, 2.0, -1.0, 0.5, -3.0, 4.0], &device);
     let amaxes = found();
     let gamma = Tensor::from_floats(gamma, &device);
-    run(&x.reshape([2, 1, 3]), [false, true], &gamma, amaxes.clone());
+    let others = [constant([2, 1, 3]), constant([2, 1, 3])];
+    let x = x.reshape([2, 1, 3]);
+    run(&x, &others, [false, true], &gamma, amaxes.clone());
     let [result, _] = magnitudes(&amaxes);
     assert!(is_right(result), "{result}");
 }

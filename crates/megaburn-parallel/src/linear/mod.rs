@@ -1,4 +1,5 @@
 mod config;
+mod drawn;
 mod precision;
 mod quantized;
 mod replicated;
@@ -31,9 +32,10 @@ pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
 pub use rounding::CurrentTokens;
 pub use split::Split;
 
+use drawn::random_numbers;
 pub(crate) use precision::AmaxReductions;
 use quantized::product;
-use rounding::{HeldRows, random_numbers};
+use rounding::HeldRows;
 use sequence_shards::sequence_shards;
 
 use crate::{

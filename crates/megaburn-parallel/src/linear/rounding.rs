@@ -5,9 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use megaburn_collective::Group;
 use megaburn_kernels::RandomNumbers;
-use megaburn_mesh::{ShardSpec, Zigzag};
+use megaburn_mesh::Zigzag;
 
-use super::{config::ParallelLinearConfig, split::Split};
 use crate::{stretches::stretches, tokens::TokenBlock};
 
 /// Which tokens of the run the layers of a model see in the current forward pass; it keys stochastic
@@ -70,21 +69,5 @@ impl HeldRows {
         // Samples are at least as many as micro-batches, so that no two of a step overlap.
         let before = first_sample as u64 * all as u64;
         layer.with_step(step).with_rows(held, before)
-    }
-}
-
-/// The random numbers of a rank's features of the layer's output.
-pub(super) fn random_numbers(
-    config: &ParallelLinearConfig,
-    group: &Group,
-    weight: &ShardSpec,
-) -> RandomNumbers {
-    let numbers = RandomNumbers::new(group.seed(), config.path.as_deref().unwrap_or_default());
-    match config.split {
-        Split::Row => numbers,
-        Split::Column => {
-            let own = weight.pieces.iter().map(|piece| piece.global.clone());
-            numbers.with_cols(own.collect::<Vec<_>>(), config.d_output)
-        }
     }
 }

@@ -18,7 +18,6 @@ use crate::{
         Trainer,
         hybrid_context::HybridContext,
         passes::{ReduceScope, Training},
-        schedules::StepRates,
         stats::{Agreed, Losses, StepLossTotals, Work},
         update::limit,
     },

@@ -1,13 +1,13 @@
 use burn::{config::Config, nn::Initializer, prelude::Device};
 use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
+use megaburn_kernels::RandomNumbers;
 use megaburn_mesh::{Axis, FusedPart, ShardSpec, Zigzag};
 
 use super::{
     LinearPlan, ParallelLinear,
     precision::{AmaxReductions, LinearPrecision},
     quantized::QuantizedLayer,
-    random_numbers,
     rounding::{CurrentTokens, HeldRows},
     sequence_shards::sequence_shards,
     split::Split,
@@ -138,7 +138,7 @@ impl ParallelLinearConfig {
         let replicas = ReplicatedParts::of(&weight_spec, group, &self.label())?;
         let reductions = AmaxReductions::of_split(self.split, group, group);
         let quantized = self.precision.map(|precision| {
-            let random = random_numbers(self, group, &weight_spec);
+            let random = self.random_numbers(group, &weight_spec);
             let rows = HeldRows::of_chunks(Zigzag::WHOLE, CurrentTokens::default());
             let shards = sequence_shards(self.split, self.sequence_parallel, group);
             QuantizedLayer::new(precision, reductions, (random, rows)).with_shards(shards)
@@ -201,6 +201,18 @@ impl ParallelLinearConfig {
                 name: self.label(),
                 why,
             }),
+        }
+    }
+
+    /// The random numbers of a rank's features of the layer's output, which a quantised layer draws.
+    pub(super) fn random_numbers(&self, group: &Group, weight: &ShardSpec) -> RandomNumbers {
+        let numbers = RandomNumbers::new(group.seed(), self.path.as_deref().unwrap_or_default());
+        match self.split {
+            Split::Row => numbers,
+            Split::Column => {
+                let own = weight.pieces.iter().map(|piece| piece.global.clone());
+                numbers.with_cols(own.collect::<Vec<_>>(), self.d_output)
+            }
         }
     }
 

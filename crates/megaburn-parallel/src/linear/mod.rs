@@ -1,5 +1,4 @@
 mod config;
-mod drawn;
 mod precision;
 mod quantized;
 mod replicated;
@@ -32,7 +31,6 @@ pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
 pub use rounding::CurrentTokens;
 pub use split::Split;
 
-use drawn::random_numbers;
 pub(crate) use precision::AmaxReductions;
 use quantized::product;
 use rounding::HeldRows;
@@ -182,7 +180,7 @@ impl ParallelLinear {
 
     fn reduced_by(mut self, reductions: AmaxReductions, scope: &PrecisionScope) -> Self {
         let LinearPlan { config, group, .. } = &self.plan;
-        let random = random_numbers(config, group, &self.plan.weight_spec);
+        let random = config.random_numbers(group, &self.plan.weight_spec);
         let rows = HeldRows::of_chunks(scope.context, scope.current.clone());
         let shards = sequence_shards(config.split, config.sequence_parallel, group);
         let layer = |precision| {

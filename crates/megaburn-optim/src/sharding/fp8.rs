@@ -12,7 +12,8 @@ impl Sharding {
     /// path: of those whose state is sharded, the ones in bf16 that have an f32 master. Of others, the
     /// parameters are sent in their own type, as are all weights of a bucket that would not become
     /// smaller. Values are rounded on all ranks, so that copies stay equal, and the masters are not
-    /// changed. With [`ShardingLevel::Parameters`] a rank keeps its own shard unrounded.
+    /// changed. With [`ShardingLevel::Parameters`](crate::ShardingLevel::Parameters) a rank keeps its
+    /// own shard unrounded.
     ///
     /// # Collective
     /// All ranks that shard the parameters or hold parts of the weights, with the same paths.

@@ -12,7 +12,8 @@ pub(crate) struct ParamAmaxes {
 }
 
 impl ParamAmaxes {
-    /// Whether a step finds that of a parameter: only if this rank updates all of it.
+    /// Whether the step finds the largest magnitude of a parameter. It does so only if this rank
+    /// updates the whole parameter.
     pub(crate) fn wants(&self, path: &str, entry: &ParamGrad) -> bool {
         self.wanted.contains(path) && entry.kept.len() == entry.num_elements()
     }

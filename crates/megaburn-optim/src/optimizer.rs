@@ -30,7 +30,8 @@ pub struct Optimizer {
     pub(crate) f32_params: BTreeSet<String>,
     /// Whether masters of bf16 parameters are stored as what the parameters lack of them.
     pub(crate) has_remainders: bool,
-    /// The parameters whose largest magnitudes the next step finds, and those of the last step.
+    /// Names the parameters whose largest magnitudes the next step finds, and holds the magnitudes
+    /// that the last step found.
     pub(crate) amaxes: ParamAmaxes,
 }
 

@@ -92,8 +92,8 @@ pub(super) struct Fp8Message {
 }
 
 impl Fp8Message {
-    /// Writes the message of `rank`. `values` are those of the bucket from `start` on, at least the
-    /// rank's shard.
+    /// Writes the message of `rank`. `values` holds the bucket's values from `start` on and contains
+    /// the rank's shard.
     pub(super) fn new(
         layout: Fp8Layout,
         scales: BTreeMap<usize, SentScale>,
@@ -128,7 +128,8 @@ impl Fp8Message {
         &self.own
     }
 
-    /// What is needed to read the messages of all ranks.
+    /// Returns the layout and the scales without this rank's bytes, which suffice to read the
+    /// messages of all ranks.
     pub(super) fn without_own(&self) -> Self {
         Self {
             own: Tensor::empty([0], (&self.own.device(), DType::BF16)),

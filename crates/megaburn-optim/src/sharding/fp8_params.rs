@@ -35,7 +35,7 @@ pub struct Fp8Param {
 pub struct DelayedScale {
     /// The largest magnitude of this rank's part in the current step, `[1]`.
     pub current: Option<Tensor<1>>,
-    /// That of the steps before which still count, 0 without any.
+    /// The largest magnitude of the earlier steps in the history; 0 if the history is empty.
     pub before: f32,
     /// The factor of the magnitudes.
     pub factor: f32,
@@ -70,8 +70,9 @@ impl Fp8Params {
         }
     }
 
-    /// The message in which this rank sends its shard of a bucket of bf16 parameters; `None` if they
-    /// are sent as they are. `values` are those of the bucket from an offset on, at least the shard.
+    /// Returns the message that sends this rank's shard of a bucket of bf16 parameters, or `None` if
+    /// the bucket is sent in bf16. `values` holds the bucket's values from an offset on and contains
+    /// the shard.
     ///
     /// # Collective
     /// If a parameter is sent in FP8, all members of `group`, which share the bucket, and all ranks
@@ -153,7 +154,8 @@ impl Fp8Param {
     }
 }
 
-/// The largest magnitudes of this rank's parts of weights, and behind them those of the current step.
+/// Concatenates the largest magnitudes of this rank's parts of the weights with the largest
+/// magnitudes of the current step.
 fn amaxes(
     layout: &Fp8Layout,
     rank: usize,

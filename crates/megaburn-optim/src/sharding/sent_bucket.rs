@@ -14,7 +14,8 @@ pub(crate) struct SentBucket {
     fp8: Option<Box<Fp8InFlight>>,
 }
 
-/// What is needed to read messages with weights in FP8, and the buffer of the values.
+/// An all-gather of weights in FP8 that is not finished: how its messages are read, and the buffer
+/// that gets the values.
 #[derive(Debug)]
 struct Fp8InFlight {
     message: Fp8Message,

@@ -8,7 +8,10 @@ use megaburn_parallel::QuantizedLayer;
 
 use crate::{
     error::TrainError,
-    trainer::{Trainer, precision_phases::without_expert},
+    trainer::{
+        Trainer,
+        precision_phases::{weight_of, without_expert},
+    },
 };
 
 impl Trainer {
@@ -39,7 +42,7 @@ impl Trainer {
         layers
             .filter_map(|(name, layer)| {
                 let param = self.fp8_param(&name, &layer)?;
-                Some((format!("{name}.weight"), param))
+                Some((weight_of(&name), param))
             })
             .collect()
     }
@@ -51,10 +54,9 @@ impl Trainer {
             return None;
         }
         let step = self.progress.step + 1;
-        let matrix = format!("{name}.weight");
         let delayed = precision.delayed.then(|| DelayedScale {
             current: layer.delayed(MatrixRole::Weight).current(),
-            before: self.amax_histories.before(&matrix, step),
+            before: self.amax_histories.before(&weight_of(name), step),
             factor: self.amax_histories.factor(),
         });
         Some(Fp8Param {
@@ -75,8 +77,7 @@ impl Trainer {
         is_wanted: impl Fn(&str) -> bool,
     ) -> Result<(), TrainError> {
         let of_layer = |path: &str| path.strip_suffix(".weight").is_some_and(&is_wanted);
-        let in_fp8 =
-            |name: &String| is_wanted(name) && self.sharding.is_in_fp8(&format!("{name}.weight"));
+        let in_fp8 = |name: &String| is_wanted(name) && self.sharding.is_in_fp8(&weight_of(name));
         if !self.own_layers().keys().any(in_fp8) {
             return Ok(());
         }

@@ -48,7 +48,7 @@ fn buckets(params: &Params, ranks: usize) -> Bucket {
 #[derive(Clone, Copy)]
 struct Sent {
     power_of_two: bool,
-    /// The largest magnitude of the steps before, and that of the current step.
+    /// The largest magnitudes of the earlier steps and of the current step.
     delayed: Option<[f32; 2]>,
     /// The factor of the largest magnitude that other ranks find.
     others: f32,

@@ -39,6 +39,7 @@ mod error;
 mod finite_weights;
 mod full_weights;
 mod grad_zero_count;
+mod grads_params;
 mod held_state;
 mod leaf;
 mod loss_scaler;

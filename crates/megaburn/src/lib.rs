@@ -16,11 +16,15 @@ pub use megaburn_cuda as cuda;
 pub use megaburn_data as data;
 pub use megaburn_kernels as kernels;
 pub use megaburn_launch as launch;
+#[cfg(feature = "learner")]
+pub use megaburn_learner as learner;
 pub use megaburn_mesh as mesh;
 pub use megaburn_models as models;
 pub use megaburn_optim as optim;
 pub use megaburn_parallel as parallel;
 pub use megaburn_pipeline as pipeline;
+#[cfg(feature = "records")]
+pub use megaburn_records as records;
 pub use megaburn_report as report;
 pub use megaburn_store as store;
 pub use megaburn_torch as torch;

@@ -9,7 +9,7 @@ use std::{
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// The level of each crate; a crate depends only on crates of lower levels.
-pub(crate) const FLOORS: [(&str, u8); 25] = [
+pub(crate) const FLOORS: [(&str, u8); 27] = [
     ("megaburn-derive", 0),
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
@@ -25,6 +25,8 @@ pub(crate) const FLOORS: [(&str, u8); 25] = [
     ("megaburn-optim", 3),
     ("megaburn-checkpoint", 3),
     ("megaburn-models", 4),
+    ("megaburn-records", 4),
+    ("megaburn-learner", 4),
     ("megaburn-report", 4),
     ("megaburn-train", 5),
     ("megaburn-verify", 6),

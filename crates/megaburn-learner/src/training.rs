@@ -1,0 +1,273 @@
+//! What a program launches.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use burn::{
+    grad_clipping::GradientClipping, lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
+    optim::ModuleOptimizer,
+};
+use burn_train::{
+    InferenceStep, Learner, LearnerModel, LearningResult, SupervisedTraining, TrainStep,
+    TrainingStrategy, checkpoint::CheckpointingStrategy,
+};
+use megaburn_collective::ProcessGroups;
+use megaburn_mesh::Axis;
+use megaburn_parallel::{Sharded, shard_plan};
+
+use crate::{
+    checkpoint::{Checkpoints, default_strategy},
+    error::LearnerError,
+    output::RankOutput,
+    run::Parts,
+    silent::{NoLogger, NoRenderer},
+    strategy::{Options, Strategy},
+};
+
+/// Trains a model of parallel layers with the settings of a [`SupervisedTraining`], on all ranks of a
+/// layout. Every rank builds one and launches it.
+///
+/// ```
+/// # use std::sync::Arc;
+/// use burn::{
+///     data::{dataloader::{DataLoaderBuilder, batcher::Batcher}, dataset::InMemDataset},
+///     module::Module, nn::loss::{MseLoss, Reduction}, optim::AdamWConfig, prelude::Device,
+///     lr_scheduler::constant::ConstantLr, tensor::{Tensor, activation::relu},
+/// };
+/// use burn_train::{
+///     InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep, metric::LossMetric,
+/// };
+/// use megaburn_collective::{Group, GroupOptions, ProcessGroups, run_threads};
+/// use megaburn_learner::{LearnerError, ParallelTraining};
+/// use megaburn_parallel::{ParallelLinear, ParallelLinearConfig, Sharded};
+///
+/// #[derive(Module, Sharded, Debug)]
+/// struct Net {
+///     up: ParallelLinear,
+///     down: ParallelLinear,
+/// }
+///
+/// impl Net {
+///     fn new(tp: &Group, device: &Device) -> Result<Self, LearnerError> {
+///         let up = ParallelLinearConfig::column(1, 8).with_name("up").init(tp, device)?;
+///         let down = ParallelLinearConfig::row(8, 1).with_name("down").init(tp, device)?;
+///         Ok(Self { up, down })
+///     }
+///
+///     fn forward(&self, [x, y]: [Tensor<2>; 2]) -> RegressionOutput {
+///         let [rows, _] = x.dims();
+///         let x = relu(self.up.forward(x.reshape([rows, 1, 1])));
+///         let output = self.down.forward(x).reshape([rows, 1]);
+///         let loss = MseLoss::new().forward(output.clone(), y.clone(), Reduction::Mean);
+///         RegressionOutput::new(loss, output, y)
+///     }
+/// }
+///
+/// impl TrainStep for Net {
+///     type Input = [Tensor<2>; 2];
+///     type Output = RegressionOutput;
+///
+///     fn step(&self, batch: Self::Input) -> TrainOutput<RegressionOutput> {
+///         let item = self.forward(batch);
+///         TrainOutput::new(self, item.loss.backward(), item)
+///     }
+/// }
+///
+/// impl InferenceStep for Net {
+///     type Input = [Tensor<2>; 2];
+///     type Output = RegressionOutput;
+///
+///     fn step(&self, batch: Self::Input) -> RegressionOutput {
+///         self.forward(batch)
+///     }
+/// }
+///
+/// #[derive(Clone)]
+/// struct Square;
+///
+/// impl Batcher<f32, [Tensor<2>; 2]> for Square {
+///     fn batch(&self, items: Vec<f32>, device: &Device) -> [Tensor<2>; 2] {
+///         let x = Tensor::<1>::from_floats(items.as_slice(), device).reshape([-1, 1]);
+///         [x.clone(), x.powi_scalar(2)]
+///     }
+/// }
+///
+/// let dir = std::env::temp_dir().join(format!("learner-{}", std::process::id()));
+/// let layout = "tp2-dp2".parse().unwrap();
+/// let ranks = run_threads(4, GroupOptions::default(), |world| {
+///     let groups = ProcessGroups::new(&world, layout)?;
+///     let model = Net::new(&groups.tp, &Device::flex())?;
+///     let items = || InMemDataset::new((0..16).map(|i| i as f32 / 16.0).collect());
+///     let loader = || DataLoaderBuilder::new(Square).batch_size(4).build(items());
+///     let training = SupervisedTraining::new(&dir, loader(), loader())
+///         .metrics((LossMetric::new(),))
+///         .num_epochs(2);
+///     let optimizer = AdamWConfig::new().init();
+///     let result = ParallelTraining::new(&groups)
+///         .launch(training, model, optimizer, ConstantLr::new(1e-2))?;
+///     Ok::<_, LearnerError>(result.model)
+/// });
+/// ranks.into_iter().for_each(|rank| drop(rank.unwrap()));
+/// # std::fs::remove_dir_all(dir).ok();
+/// ```
+pub struct ParallelTraining {
+    groups: ProcessGroups,
+    max_grad_norm: Option<f64>,
+    folder: Option<PathBuf>,
+    checkpointing: Option<Box<dyn CheckpointingStrategy>>,
+}
+
+impl ParallelTraining {
+    /// Trains on the ranks of `groups`.
+    pub fn new(groups: &ProcessGroups) -> Self {
+        Self {
+            groups: groups.clone(),
+            max_grad_norm: None,
+            folder: None,
+            checkpointing: None,
+        }
+    }
+
+    /// Clips gradients by the norm of the full gradient, over all shards and parameters, as PyTorch's
+    /// `clip_grad_norm_` does.
+    #[must_use]
+    pub fn with_max_grad_norm(self, max_grad_norm: f64) -> Self {
+        Self {
+            max_grad_norm: Some(max_grad_norm),
+            ..self
+        }
+    }
+
+    /// Saves model, optimizer and scheduler to `folder/step-XXXXXXXX`, where the number is that of
+    /// the epoch, when Burn's default strategy says so: the last two epochs and the one with the
+    /// lowest validation loss stay. Each rank writes its share, and any layout with tp and dp can
+    /// resume: `SupervisedTraining::checkpoint(epoch)`.
+    #[must_use]
+    pub fn with_checkpoints(self, folder: impl Into<PathBuf>) -> Self {
+        Self {
+            folder: Some(folder.into()),
+            ..self
+        }
+    }
+
+    /// Replaces the strategy that says after which epochs [checkpoints](Self::with_checkpoints) are
+    /// saved, and which are deleted. Rank 0's is asked.
+    #[must_use]
+    pub fn with_checkpointing_strategy(
+        self,
+        strategy: impl CheckpointingStrategy + 'static,
+    ) -> Self {
+        Self {
+            checkpointing: Some(Box::new(strategy)),
+            ..self
+        }
+    }
+
+    /// Trains `model` as `training` says, and returns this rank's shard of it. Parameters that data-parallel ranks
+    /// or replicas in a tensor-parallel group should share are first set to those of the first rank.
+    ///
+    /// # Errors
+    /// A setting that cannot be right on shards; a folder of checkpoints that cannot be used; an error
+    /// of any rank, on every rank. An error of a data set or metric is in [`LearningResult::error`],
+    /// as without this crate.
+    /// # Collective
+    /// All ranks. Each step sends the number of items, all gradients over dp, and the outputs to rank
+    /// 0; what the model's layers send comes on top.
+    pub fn launch<M>(
+        self,
+        training: SupervisedTraining<M>,
+        model: M,
+        optimizer: ModuleOptimizer,
+        scheduler: impl Into<ModuleLrScheduler>,
+    ) -> Result<LearningResult<M>, LearnerError>
+    where
+        M: LearnerModel + Sharded,
+        <M as TrainStep>::Output: RankOutput,
+        <M as InferenceStep>::Output: RankOutput,
+    {
+        self.check(&optimizer)?;
+        let Self {
+            groups,
+            max_grad_norm,
+            folder,
+            checkpointing,
+        } = self;
+        let scheduler = scheduler.into();
+        let training = if groups.is_main() {
+            training
+        } else {
+            training
+                .renderer(Box::new(NoRenderer))
+                .with_metric_logger(NoLogger)
+                .with_progress_logger(NoRenderer)
+                .with_application_logger(None)
+        };
+        let checkpoints = folder.map(|folder| {
+            let strategy = checkpointing.unwrap_or_else(default_strategy);
+            Checkpoints::new(folder, strategy)
+        });
+        let failure = Arc::new(Mutex::new(None));
+        let learner = Learner::new(model.clone(), optimizer.clone(), scheduler.clone());
+        let strategy = Strategy::new(
+            Parts {
+                plan: shard_plan(&model)?,
+                model: Some(model),
+                optimizer,
+                scheduler,
+            },
+            Options {
+                groups,
+                max_grad_norm,
+                checkpoints,
+            },
+            failure.clone(),
+        );
+        let strategy = TrainingStrategy::Custom(Arc::new(strategy));
+        let result = training.with_training_strategy(strategy).launch(learner);
+        let failure = failure
+            .lock()
+            .unwrap_or_else(|lock| lock.into_inner())
+            .take();
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(result),
+        }
+    }
+
+    fn check(&self, optimizer: &ModuleOptimizer) -> Result<(), LearnerError> {
+        let layout = self.groups.layout();
+        for axis in [Axis::Pp, Axis::Cp, Axis::Ep, Axis::Etp] {
+            let degree = layout.degree(axis);
+            if degree > 1 && !(axis == Axis::Etp && degree == layout.degree(Axis::Tp)) {
+                return Err(LearnerError::Axis {
+                    layout: layout.to_string(),
+                    axis: axis.name(),
+                    degree,
+                });
+            }
+        }
+        if let Some(norm) = self.max_grad_norm
+            && !(norm > 0.0)
+        {
+            return Err(LearnerError::MaxGradNorm(norm));
+        }
+        // A group of parameters other than the first can only be asked whether it clips at all.
+        let is_by_value = matches!(optimizer.grad_clipping(), Some(GradientClipping::Value(_)));
+        if self.groups.tp.size() > 1 && optimizer.has_gradient_clipping() && !is_by_value {
+            return Err(LearnerError::ClippingByNorm);
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for ParallelTraining {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ParallelTraining")
+            .field("layout", &self.groups.layout().to_string())
+            .field("max_grad_norm", &self.max_grad_norm)
+            .field("folder", &self.folder)
+            .finish_non_exhaustive()
+    }
+}

@@ -24,6 +24,7 @@ mod gpus;
 mod guard;
 mod logs;
 mod output;
+mod pool;
 mod port;
 mod queue;
 mod repeats;
@@ -37,6 +38,7 @@ use thiserror::Error;
 
 pub use child::{launch_child, tie_to_launcher};
 use megaburn_collective::{JobToken, RankEnv};
+pub use pool::in_own_pool;
 use port::ReservedPort;
 pub use queue::{Output, OutputQueue};
 pub use signals::{StopRequests, stop_signals};

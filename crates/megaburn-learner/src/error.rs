@@ -68,7 +68,9 @@ pub enum LearnerError {
         items_a: u64,
         items_b: u64,
     },
-    #[error("the training ended on rank {rank}: {why}")]
+    #[error("{0}; a layout is given as `--layout tp2-dp2`")]
+    Layout(String),
+    #[error("rank {rank} {why}")]
     Rank { rank: usize, why: String },
     #[error(
         "optimizer state `{field}` of parameter `{path}` has shape {shape:?}, but the parameter has \

@@ -1,7 +1,8 @@
 //! Trains a `Learner` program of `burn-train` in tensor and data parallelism.
 //!
-//! Every rank runs the same program, as with PyTorch's DDP. Two things change: the model has
-//! parallel layers, and [`ParallelTraining::launch`] takes what `SupervisedTraining::launch` took:
+//! Every rank runs the same program, as with PyTorch's DDP. Three things change: the model has
+//! parallel layers, [`ParallelTraining::launch`] takes what `SupervisedTraining::launch` took, and
+//! [`run_ranks`] runs the program on all ranks:
 //!
 //! ```text
 //! let training = SupervisedTraining::new(dir, train, valid).metrics((LossMetric::new(),)).num_epochs(3);
@@ -30,6 +31,7 @@ mod error;
 mod events;
 mod gradients;
 mod output;
+mod ranks;
 mod run;
 mod shares;
 mod silent;
@@ -43,4 +45,5 @@ mod values;
 
 pub use error::LearnerError;
 pub use output::RankOutput;
+pub use ranks::run_ranks;
 pub use training::ParallelTraining;

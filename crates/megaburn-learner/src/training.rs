@@ -57,9 +57,7 @@ use crate::{
 ///     }
 ///
 ///     fn forward(&self, [x, y]: [Tensor<2>; 2]) -> RegressionOutput {
-///         let [rows, _] = x.dims();
-///         let x = relu(self.up.forward(x.reshape([rows, 1, 1])));
-///         let output = self.down.forward(x).reshape([rows, 1]);
+///         let output = self.down.forward(relu(self.up.forward(x)));
 ///         let loss = MseLoss::new().forward(output.clone(), y.clone(), Reduction::Mean);
 ///         RegressionOutput::new(loss, output, y)
 ///     }

@@ -4,7 +4,6 @@ use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::Once,
-    thread,
 };
 
 use burn::prelude::Device;
@@ -13,6 +12,7 @@ use megaburn_collective::{
     CollectiveError, Group, GroupOptions, Phase, Progress, RankEnv, RankFailure, connect,
     region::FAILED_REGION, run_threads,
 };
+use megaburn_launch::in_own_pool;
 use megaburn_mesh::Layout;
 
 use crate::{
@@ -68,23 +68,20 @@ pub(crate) fn run_prepared<P: Send + Sync, T: Send>(
                 let phase = world.phase(Phase::Start);
                 let prepared = start::settle(world, prepare(phase.progress()))?;
                 drop(phase);
-                in_own_pool(ranks, || rank(world, &prepared))
+                with_own_cores(ranks, || rank(world, &prepared))
             };
             guarded(&world, device, run).map(|result| vec![result])
         }
         None => {
             let ranks = layout.world_size();
             let prepared = prepare(&Progress::none())?;
-            let run = |world: &Group| in_own_pool(ranks, || rank(world, &prepared));
+            let run = |world: &Group| with_own_cores(ranks, || rank(world, &prepared));
             root_cause(run_threads(ranks, group, |world| {
                 guarded(&world, device, run)
             }))
         }
     }
 }
-
-/// Autodiff recurses through deep graphs on the rank's stack.
-const STACK_BYTES: usize = 32 << 20;
 
 /// Runs one rank; if it fails or panics, the other ranks are aborted.
 fn guarded<T>(
@@ -131,28 +128,15 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> Option<&str> {
     text.or_else(|| panic.downcast_ref::<&str>().copied())
 }
 
-/// Runs a rank in its own rayon pool, which Burn's CPU backend then uses. The pool has an equal
-/// share of the host's cores for each of `ranks` ranks (`RAYON_NUM_THREADS` overrides this). In the
-/// global pool the ranks of a process would queue behind each other.
-///
-/// # Errors
-/// The system cannot start the pool's threads; or the error of `rank`.
-fn in_own_pool<T: Send>(
+/// Runs a rank with its share of the host's cores.
+fn with_own_cores<T: Send>(
     ranks: usize,
     rank: impl FnOnce() -> Result<T, TrainError> + Send,
 ) -> Result<T, TrainError> {
-    let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
-    let threads = match std::env::var_os("RAYON_NUM_THREADS") {
-        Some(_) => 0, // Rayon reads the variable itself.
-        None => (cores / ranks.max(1)).max(1),
-    };
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .stack_size(STACK_BYTES);
-    let pool = pool.build().map_err(|error| TrainError::NoThread {
-        why: error.to_string(),
-    })?;
-    pool.install(rank)
+    in_own_pool(ranks, rank).unwrap_or_else(|error| {
+        let why = error.to_string();
+        Err(TrainError::NoThread { why })
+    })
 }
 
 /// A collective that fails inside `backward` unwinds the rank, and so does reading a tensor that a

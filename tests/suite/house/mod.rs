@@ -5,6 +5,7 @@ pub(crate) mod figures;
 mod fixture_sizes;
 pub(crate) mod imports;
 pub(crate) mod kernel_folders;
+mod learner;
 mod manifests;
 pub(crate) mod outside;
 mod own_family;

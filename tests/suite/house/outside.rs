@@ -1,5 +1,6 @@
 //! A Burn user's own crate, outside the workspace, with Burn's default features: that of
-//! `examples/own_family`, which also gets the program `examples/parallel_linear.rs`.
+//! `examples/own_family`, which also gets the program `examples/parallel_linear.rs` and those of
+//! `examples/learner`.
 
 use std::{
     fs,
@@ -42,6 +43,8 @@ fn build() -> PathBuf {
     for (from, to) in [
         ("own_family/src/main.rs", "main.rs"),
         ("parallel_linear.rs", "bin/parallel_linear.rs"),
+        ("learner/src/one_device.rs", "bin/one_device.rs"),
+        ("learner/src/parallel.rs", "bin/parallel.rs"),
     ] {
         fs::copy(root.join("examples").join(from), here.join("src").join(to)).unwrap();
     }
@@ -73,6 +76,7 @@ fn manifest(root: &Path) -> String {
             .unwrap()
     };
     let mut manifest = read("examples/own_family/Cargo.toml");
+    let learner = read("examples/learner/Cargo.toml");
     let mut profile = read("Cargo.toml").remove("profile").unwrap();
     let packages = profile["dev"]["package"].as_table_mut().unwrap();
     for package in read("Cargo.lock")["package"].as_array().unwrap() {
@@ -83,6 +87,7 @@ fn manifest(root: &Path) -> String {
     }
     manifest.insert("profile".to_owned(), profile);
     let dependencies = manifest["dependencies"].as_table_mut().unwrap();
+    dependencies.extend(learner["dependencies"].as_table().unwrap().clone());
     dependencies.extend(SHARED.parse::<Table>().unwrap());
     manifest.to_string()
 }

@@ -83,6 +83,8 @@ pub enum OptimError {
         `optimizer.cpu_offload_fraction`, or raise the process's memory limit"
     )]
     HostMemory { why: String },
+    #[error("an optimizer of Burn's cannot run on these shards: {why}")]
+    Shards { why: String },
     #[error("the gradients cannot be read: {why}")]
     Device { why: String },
     #[error(transparent)]

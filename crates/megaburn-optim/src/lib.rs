@@ -32,6 +32,7 @@
 
 mod accumulator;
 mod amaxes;
+mod burn_optimizers;
 mod clip;
 mod device_scalar;
 mod dtype;
@@ -68,6 +69,7 @@ mod tied_grads;
 mod visit;
 
 pub use accumulator::GradientAccumulator;
+pub use burn_optimizers::{Reads, ShardRule, ShardedOptimizer, lbfgs_step};
 pub use device_scalar::DeviceScalar;
 pub use dtype::Dtype;
 pub use error::OptimError;

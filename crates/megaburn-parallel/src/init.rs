@@ -11,7 +11,7 @@ use megaburn_collective::Group;
 use megaburn_mesh::{PositionRng, Purpose, ShardSpec};
 use rayon::prelude::*;
 
-use crate::error::ParallelError;
+use crate::{error::ParallelError, unsaved_shard::unsaved_shard};
 
 /// `with_name` for configurations whose field `path` keys the draw. (Burn's derive would generate a
 /// setter that takes an `Option<String>`.)
@@ -78,6 +78,7 @@ impl InitDraw<'_> {
         })?;
         let rng = PositionRng::new(group.seed(), Purpose::Init, &format!("{name}.{field}"));
         let shape = spec.local_shape();
+        let of_shard = spec.clone();
         let spec = spec.clone();
         let lazy_shape = shape.clone();
         // Drawn at first use, so that a model that is loaded from a checkpoint never draws.
@@ -88,12 +89,18 @@ impl InitDraw<'_> {
             let values = Tensor::from_data(TensorData::new(values, shape), device);
             values.set_require_grad(require_grad)
         };
-        Ok(Param::uninitialized(
+        let param = Param::uninitialized(
             ParamId::new(),
             draw,
             device.clone(),
             true,
             lazy_shape.into(),
+        );
+        Ok(unsaved_shard(
+            param,
+            format!("{name}.{field}"),
+            &of_shard,
+            group,
         ))
     }
 }

@@ -66,6 +66,7 @@ mod shards;
 mod split_norm;
 mod stretches;
 mod tokens;
+mod unsaved_shard;
 mod vocab_bias;
 
 pub use attention::{

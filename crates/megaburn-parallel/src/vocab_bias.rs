@@ -12,6 +12,7 @@ use megaburn_mesh::{Axis, ShardSpec, pad_vocab};
 use crate::{
     error::ParallelError,
     shards::{PlanBuilder, Sharded},
+    unsaved_shard::unsaved_shard,
 };
 
 /// Configuration of a [`VocabParallelBias`].
@@ -41,8 +42,9 @@ impl VocabParallelBiasConfig {
                 name: "bias of the vocabulary".into(),
                 source,
             })?;
+        let bias = Initializer::Zeros.init([spec.local_len], device);
         Ok(VocabParallelBias {
-            bias: Initializer::Zeros.init([spec.local_len], device),
+            bias: unsaved_shard(bias, "bias of the vocabulary".into(), &spec, group),
             spec,
             main_grad: MainGrad::default(),
         })

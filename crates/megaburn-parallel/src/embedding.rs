@@ -11,6 +11,7 @@ use megaburn_kernels::{EmbeddingOptions, LinearOptions, embedding, linear};
 use megaburn_mesh::{Axis, ShardSpec, pad_vocab};
 
 use crate::{
+    adapters::{is_adapted, weight_value},
     cross_entropy::CrossEntropy,
     error::ParallelError,
     init::{InitDraw, named},
@@ -128,20 +129,19 @@ impl VocabParallelEmbedding {
             spec,
             sequence_parallel,
             group,
-            main_grad,
             ..
         } = &self.rows;
-        let main_grad = Some(main_grad.clone());
+        let main_grad = self.main_grad();
         if group.size() == 1 {
             let options = EmbeddingOptions {
                 first: None,
                 main_grad,
             };
-            return embedding(self.weight.val(), ids, options);
+            return embedding(self.weight_value(), ids, options);
         }
         let first = Some(group.rank() * spec.local_len);
         let vectors = embedding(
-            self.weight.val(),
+            self.weight_value(),
             ids,
             EmbeddingOptions { first, main_grad },
         );
@@ -163,7 +163,7 @@ impl VocabParallelEmbedding {
     /// As a column-parallel [`crate::ParallelLinear`].
     pub fn logits(&self, x: impl Into<Recomputable<3>>) -> Tensor<3> {
         let (x, options) = self.output_input(x.into());
-        linear(x, self.weight.val(), None, options)
+        linear(x, self.weight_value(), None, options)
     }
 
     /// As [`logits`](Self::logits), plus a bias for each token.
@@ -186,7 +186,7 @@ impl VocabParallelEmbedding {
             bias_grad: Some(bias_grad),
             ..options
         };
-        linear(x, self.weight.val(), Some(bias), options)
+        linear(x, self.weight_value(), Some(bias), options)
     }
 
     /// The losses of [`logits`](Self::logits) without holding all logits at once; see
@@ -204,7 +204,7 @@ impl VocabParallelEmbedding {
         loss: &CrossEntropy,
     ) -> Tensor<2> {
         let (x, options) = self.output_input(x.into());
-        loss.forward_linear(x, self.weight.val(), labels, options)
+        loss.forward_linear(x, self.weight_value(), labels, options)
     }
 
     /// The hidden states as input of every member's product, and the options of that product.
@@ -212,11 +212,10 @@ impl VocabParallelEmbedding {
         let EmbeddingRows {
             sequence_parallel,
             group,
-            main_grad,
             ..
         } = &self.rows;
         let (x, again) = column_input(x, group, *sequence_parallel).into_parts();
-        let main_grad = Some(main_grad.clone());
+        let main_grad = self.main_grad();
         (
             x,
             LinearOptions {
@@ -226,6 +225,15 @@ impl VocabParallelEmbedding {
                 ..Default::default()
             },
         )
+    }
+
+    fn weight_value(&self) -> Tensor<2> {
+        weight_value(&self.weight, &self.rows.group)
+    }
+
+    /// The main gradient of the vectors; `None` if the gradient is that of low-rank factors.
+    fn main_grad(&self) -> Option<MainGrad> {
+        (!is_adapted(&self.weight)).then(|| self.rows.main_grad.clone())
     }
 
     /// Marks the layer as copy `copy`, where pipeline stages share the vectors. Only copy 0 counts
@@ -251,6 +259,7 @@ impl VocabParallelEmbedding {
 impl Sharded for VocabParallelEmbedding {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.drawn_from(self.rows.path.as_deref());
-        plan.matrix("weight", &self.rows.spec, Some(self.rows.main_grad.clone()));
+        plan.matrix("weight", &self.rows.spec, self.main_grad());
+        plan.adapter("weight", &self.weight, &self.rows.group);
     }
 }

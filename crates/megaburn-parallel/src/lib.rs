@@ -39,6 +39,7 @@
 // `#[derive(Sharded)]` names this crate, in this crate too.
 extern crate self as megaburn_parallel;
 
+mod adapters;
 mod attention;
 mod context;
 mod cross_entropy;
@@ -69,6 +70,7 @@ mod tokens;
 mod unsaved_shard;
 mod vocab_bias;
 
+pub use adapters::{ShardedAdapter, ShardedLora, ShardedQuantizer};
 pub use attention::{
     ALIBI_FEATURES, Alibi, AlibiKeys, Attention, AttentionGroups, CrossAttention,
     CrossAttentionConfig, MultiLatentAttentionConfig, PositionTables, QkClip, QkNorm, QkNormKind,

@@ -12,7 +12,7 @@ use megaburn_collective::Group;
 pub use megaburn_derive::Sharded;
 use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
 
-use crate::{error::ParallelError, linear::QuantizedLayer};
+use crate::{adapters::ShardedAdapter, error::ParallelError, linear::QuantizedLayer};
 
 /// A module that knows the shards of its parameters. Layers of this crate implement it; a model
 /// derives it, and adds its fields under their names:
@@ -114,6 +114,8 @@ pub struct PlanBuilder {
     quantized: BTreeMap<String, QuantizedLayer>,
     /// For each layer with a name, the name that keyed its draw, and the layer's path.
     names: Vec<(String, String)>,
+    /// The matrices that may have low-rank adapters, with the group that splits or copies them.
+    adaptable: Vec<(String, Group)>,
 }
 
 impl PlanBuilder {
@@ -142,6 +144,20 @@ impl PlanBuilder {
         self.param(field, shard);
     }
 
+    /// Adds the low-rank factors of the weight in field `field`, if there are any. Without them, they
+    /// may be attached.
+    pub(crate) fn adapter(&mut self, field: &str, weight: &Param<Tensor<2>>, group: &Group) {
+        match weight.reparameterization::<ShardedAdapter>() {
+            Some(adapter) => adapter.shards(field, self),
+            None => self.adaptable.push((self.join(field), group.clone())),
+        }
+    }
+
+    /// The matrices that may have low-rank adapters.
+    pub(crate) fn into_adaptable(self) -> Vec<(String, Group)> {
+        self.adaptable
+    }
+
     /// Records the precision of the current module, if it may be quantised.
     pub(crate) fn quantized(&mut self, layer: Option<&QuantizedLayer>) {
         self.quantized
@@ -167,8 +183,11 @@ impl PlanBuilder {
         let prefix = self.join(field);
         for (path, shape) in shapes(module) {
             let shard = ShardSpec::whole(&shape, Axis::Tp, group.rank(), group.size());
-            self.params
-                .push((format!("{prefix}.{path}"), ParamSpec { shard }));
+            let path = format!("{prefix}.{path}");
+            if shape.len() == 2 {
+                self.adaptable.push((path.clone(), group.clone()));
+            }
+            self.params.push((path, ParamSpec { shard }));
         }
     }
 
@@ -249,6 +268,12 @@ pub fn check_plan<M: Module>(module: &M, plan: &ShardPlan) -> Result<(), Paralle
             Some(planned) => {
                 return refuse(format!(
                     "`{path}` is {shape:?} in the module, but {planned:?} in the plan"
+                ));
+            }
+            None if path.contains(".lora.") => {
+                return refuse(format!(
+                    "`{path}` is a factor of Burn's `apply_lora`, which does not know shards; use \
+                    `ShardedLora`"
                 ));
             }
             None => return refuse(format!("parameter `{path}` is missing from it")),

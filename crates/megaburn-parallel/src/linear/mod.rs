@@ -37,6 +37,7 @@ use rounding::HeldRows;
 use sequence_shards::sequence_shards;
 
 use crate::{
+    adapters::{is_adapted, weight_value},
     recomputable::Recomputable,
     replicated_parts::ReplicatedParts,
     shards::{PlanBuilder, Sharded},
@@ -203,7 +204,7 @@ impl ParallelLinear {
     /// This rank's shard of the weight as an operand of a grouped GEMM, without any communication.
     pub(crate) fn group_weight(&self) -> GroupWeight {
         GroupWeight {
-            weight: self.weight.val(),
+            weight: weight_value(&self.weight, &self.plan.group),
             main_grad: self.main_grad(),
         }
     }
@@ -315,12 +316,11 @@ impl ParallelLinear {
         product(x, self.weight(), bias, options, quantized)
     }
 
-    /// The weight's main gradient; `None` if the gradient is summed over replicas first.
+    /// The weight's main gradient; `None` if the gradient is summed over replicas first, or is that
+    /// of low-rank factors.
     fn main_grad(&self) -> Option<MainGrad> {
-        self.plan
-            .replicas
-            .is_empty()
-            .then(|| self.plan.main_grad.clone())
+        let is_own = self.plan.replicas.is_empty() && !is_adapted(&self.weight);
+        is_own.then(|| self.plan.main_grad.clone())
     }
 
     /// The bias's main gradient; `None` if the gradient is summed over ranks first.
@@ -341,7 +341,8 @@ impl ParallelLinear {
     fn weight(&self) -> Tensor<2> {
         let dim = self.plan.weight_spec.dim;
         let replicas = self.plan.replicas.iter();
-        replicas.fold(self.weight.val(), |w, part| part.with_summed_grad(w, dim))
+        let weight = weight_value(&self.weight, &self.plan.group);
+        replicas.fold(weight, |w, part| part.with_summed_grad(w, dim))
     }
 
     /// The bias as this rank adds it. A row split's bias is replicated; added to sequence shards,
@@ -388,6 +389,7 @@ impl Sharded for ParallelLinear {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.drawn_from(self.plan.config.path.as_deref());
         plan.matrix("weight", &self.plan.weight_spec, self.main_grad());
+        plan.adapter("weight", &self.weight, &self.plan.group);
         if let Some(spec) = &self.plan.bias_spec {
             plan.vector("bias", spec, self.bias_grad());
         }

@@ -16,6 +16,7 @@ use super::{
     rounding::{CurrentTokens, HeldRows},
 };
 use crate::{
+    adapters::{is_adapted, weight_value},
     error::ParallelError,
     init::{InitDraw, named},
     recomputable::Recomputable,
@@ -140,7 +141,8 @@ impl ReplicatedLinear {
         let replica = &self.plan.replica;
         let bias = self.bias.as_ref().map(|bias| replica.value(bias));
         let quantized = self.plan.quantized.as_ref();
-        product(x, replica.value(&self.weight), bias, options, quantized)
+        let weight = replica.shared(weight_value(&self.weight, &self.plan.group));
+        product(x, weight, bias, options, quantized)
     }
 
     /// As [`ParallelLinear::in_scope`](crate::ParallelLinear::in_scope).
@@ -177,7 +179,8 @@ impl ReplicatedLinear {
     /// only the gradient of this rank's tokens to a [`MainGrad`], and the other ranks' share would
     /// be missing.
     fn main_grad(&self) -> Option<MainGrad> {
-        (!self.plan.replica.is_summed()).then(|| self.plan.main_grad.clone())
+        let is_own = !self.plan.replica.is_summed() && !is_adapted(&self.weight);
+        is_own.then(|| self.plan.main_grad.clone())
     }
 
     /// As [`main_grad`](Self::main_grad), of the bias.
@@ -199,6 +202,7 @@ impl Sharded for ReplicatedLinear {
             &self.plan.replica.spec(&self.weight),
             self.main_grad(),
         );
+        plan.adapter("weight", &self.weight, &self.plan.group);
         if let Some(bias) = &self.bias {
             plan.vector("bias", &self.plan.replica.spec(bias), self.bias_grad());
         }

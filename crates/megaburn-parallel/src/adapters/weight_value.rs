@@ -1,0 +1,31 @@
+use burn::{
+    module::Param,
+    tensor::{DType, Tensor},
+};
+use megaburn_collective::Group;
+
+use super::lora::ShardedAdapter;
+
+/// The value of a weight for products: with its adapter, and dequantised.
+///
+/// # Panics
+/// If Burn's `apply_lora` adapted a shard: its factors would differ between ranks that need the
+/// same, and their gradients would not be summed.
+pub(crate) fn weight_value(weight: &Param<Tensor<2>>, group: &Group) -> Tensor<2> {
+    assert!(
+        group.size() == 1 || weight.adapter().is_none(),
+        "Burn's `apply_lora` does not know that a weight is a shard of group {}: use \
+        `megaburn::parallel::ShardedLora`",
+        group.name()
+    );
+    let value = weight.val();
+    match value.dtype() {
+        DType::QFloat(_) => value.dequantize(),
+        _ => value,
+    }
+}
+
+/// Whether the weight is computed from factors, which get its gradient.
+pub(crate) fn is_adapted(weight: &Param<Tensor<2>>) -> bool {
+    weight.reparameterization::<ShardedAdapter>().is_some()
+}

@@ -1,0 +1,3 @@
+//! Tools of Burn on shards: LoRA, quantisation, and models of Burn's layers that a plan splits.
+
+mod adapters;

@@ -65,5 +65,5 @@ pub use options::{GroupOptions, PhaseLimits};
 pub use phase::{PhaseGuard, Progress, Pulse};
 pub use process_groups::ProcessGroups;
 pub use recorder::{FlightRecord, FlightState};
-pub use shards::{GroupShards, ParamShards, ShardsError};
+pub use shards::{GroupShards, ParamShards, ShardsError, shard_of};
 pub use tcp::{ConnectOptions, JobToken, RankEnv, connect, free_port, report_start_failure};

@@ -234,25 +234,33 @@ impl ParamShards {
     /// # Shapes
     /// The global shape to this rank's.
     pub fn part<const D: usize, K: CollectiveElement>(&self, full: Tensor<D, K>) -> Tensor<D, K> {
-        if !self.is_split() {
-            return full;
-        }
-        let spec = self.own();
-        let mut parts = Vec::new();
-        for piece in spec.pieces.iter().filter(|piece| !piece.global.is_empty()) {
-            parts.push(
-                full.clone()
-                    .narrow(spec.dim, piece.global.start, piece.global.len()),
-            );
-        }
-        let held: usize = spec.pieces.iter().map(|piece| piece.local.len()).sum();
-        if held < spec.local_len {
-            let mut shape = full.dims();
-            shape[spec.dim] = spec.local_len - held;
-            parts.push(Tensor::zeros(shape, (&full.device(), full.dtype())));
-        }
-        Tensor::cat(parts, spec.dim)
+        shard_of(full, self.own())
     }
+}
+
+/// The part of a full tensor that a rank holds, with zeros as padding.
+///
+/// # Shapes
+/// The global shape to the rank's.
+pub fn shard_of<const D: usize, K: CollectiveElement>(
+    full: Tensor<D, K>,
+    spec: &ShardSpec,
+) -> Tensor<D, K> {
+    if spec.local_shape() == spec.global_shape {
+        return full;
+    }
+    let mut parts = Vec::new();
+    for piece in spec.pieces.iter().filter(|piece| !piece.global.is_empty()) {
+        let range = &piece.global;
+        parts.push(full.clone().narrow(spec.dim, range.start, range.len()));
+    }
+    let held: usize = spec.pieces.iter().map(|piece| piece.local.len()).sum();
+    if held < spec.local_len {
+        let mut shape = full.dims();
+        shape[spec.dim] = spec.local_len - held;
+        parts.push(Tensor::zeros(shape, (&full.device(), full.dtype())));
+    }
+    Tensor::cat(parts, spec.dim)
 }
 
 #[cfg(test)]

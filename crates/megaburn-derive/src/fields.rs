@@ -9,6 +9,8 @@ pub(crate) enum Entry {
     Child,
     /// As a plain Burn module that every member of the group in another field has whole.
     Replicated(Ident),
+    /// As a plain Burn module that every member of the other layers' group has whole.
+    ReplicatedInModule,
     /// Not at all.
     Skipped,
 }
@@ -32,12 +34,14 @@ impl Entry {
                 attribute.parse_nested_meta(|meta| {
                     entry = if meta.path.is_ident("skip") {
                         Self::Skipped
-                    } else if meta.path.is_ident("replicated") {
+                    } else if !meta.path.is_ident("replicated") {
+                        let why = "write `skip`, `replicated`, or `replicated = FIELD` with the field of \
+                            the group";
+                        return Err(meta.error(why));
+                    } else if meta.input.peek(syn::Token![=]) {
                         Self::Replicated(meta.value()?.parse()?)
                     } else {
-                        let why =
-                            "write `skip`, or `replicated = FIELD` with the field of the group";
-                        return Err(meta.error(why));
+                        Self::ReplicatedInModule
                     };
                     Ok(())
                 })?;

@@ -8,12 +8,13 @@ use proc_macro::TokenStream;
 use syn::{DeriveInput, Error, parse_macro_input};
 
 /// Derives `Sharded`: every field that Burn's `Module` has is added to the shard plan, under its
-/// name. A field that Burn skips, by `#[module(skip)]`, is skipped.
+/// name, and reached by `parallelize`. A field that Burn skips, by `#[module(skip)]`, is skipped.
 ///
 /// # Attributes
 /// | attribute of a field | meaning |
 /// |---|---|
 /// | `#[sharded(replicated = group)]` | A plain Burn module, such as `LayerNorm`, of which every member of a group has the same copy. `group` is the field of the module that holds the group. |
+/// | `#[sharded(replicated)]` | The same, of the group that splits the module's other layers. |
 /// | `#[sharded(skip)]` | The field has no parameters, and its type does not implement `Sharded`. A skipped field that does have parameters is refused when the plan is made. |
 ///
 /// # Errors

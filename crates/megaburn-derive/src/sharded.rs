@@ -3,7 +3,7 @@
 use proc_macro_crate::{FoundCrate, crate_name};
 use proc_macro2::{Span, TokenStream};
 use quote::quote;
-use syn::{Data, DeriveInput, Error, Field, Fields, Path, Result, parse_quote, parse_str};
+use syn::{Data, DeriveInput, Error, Field, Fields, Ident, Path, Result, parse_quote, parse_str};
 
 use crate::fields::{Entry, name};
 
@@ -13,24 +13,29 @@ pub(crate) fn implementation(input: &DeriveInput) -> Result<TokenStream> {
 
 /// The implementation, with the path of the crate that has the trait.
 fn implementation_with(input: &DeriveInput, traits: &Path) -> Result<TokenStream> {
-    let body = match &input.data {
+    let (shards, layers) = match &input.data {
         Data::Struct(data) => {
-            let calls = data.fields.iter().map(call).collect::<Result<Vec<_>>>()?;
-            quote!(#(#calls)*)
+            let calls = data.fields.iter().map(calls).collect::<Result<Vec<_>>>()?;
+            let (shards, layers): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
+            (quote!(#(#shards)*), quote!(#(#layers)*))
         }
         Data::Enum(data) => {
-            let arms = data.variants.iter().map(|variant| match &variant.fields {
-                Fields::Unnamed(fields) if fields.unnamed.len() == 1 => {
-                    let (ident, name) = (&variant.ident, variant.ident.to_string());
-                    Ok(quote!(Self::#ident(module) => plan.child(#name, module),))
-                }
-                _ => {
-                    let why = "a variant holds one module, as Burn's `Module` needs it";
-                    Err(Error::new_spanned(variant, why))
-                }
-            });
-            let arms = arms.collect::<Result<Vec<_>>>()?;
-            quote!(match self { #(#arms)* })
+            let arms = |walk: &str| {
+                let walk = Ident::new(walk, Span::call_site());
+                let arms = data.variants.iter().map(|variant| match &variant.fields {
+                    Fields::Unnamed(fields) if fields.unnamed.len() == 1 => {
+                        let (ident, name) = (&variant.ident, variant.ident.to_string());
+                        Ok(quote!(Self::#ident(module) => #walk.child(#name, module),))
+                    }
+                    _ => {
+                        let why = "a variant holds one module, as Burn's `Module` needs it";
+                        Err(Error::new_spanned(variant, why))
+                    }
+                });
+                let arms = arms.collect::<Result<Vec<_>>>()?;
+                Ok::<_, Error>(quote!(match self { #(#arms)* }))
+            };
+            (arms("plan")?, arms("layers")?)
         }
         Data::Union(_) => {
             let why = "`Sharded` is derived for structs and enums";
@@ -46,20 +51,34 @@ fn implementation_with(input: &DeriveInput, traits: &Path) -> Result<TokenStream
     Ok(quote! {
         impl #of_impl #traits::Sharded for #ident #of_type #bounds {
             fn shards(&self, plan: &mut #traits::PlanBuilder) {
-                #body
+                #shards
+            }
+
+            fn parallelize(&mut self, layers: &mut #traits::Layers<'_>) {
+                #layers
             }
         }
     })
 }
 
-/// The call that adds a field to the plan.
-fn call(field: &Field) -> Result<TokenStream> {
+/// The call that adds a field to the plan, and the call that walks down it.
+fn calls(field: &Field) -> Result<(TokenStream, TokenStream)> {
     let ident = name(field)?;
     let name = ident.to_string();
     Ok(match Entry::of(field)? {
-        Entry::Child => quote!(plan.child(#name, &self.#ident);),
-        Entry::Replicated(group) => quote!(plan.replicated(#name, &self.#ident, &self.#group);),
-        Entry::Skipped => TokenStream::new(),
+        Entry::Child => (
+            quote!(plan.child(#name, &self.#ident);),
+            quote!(layers.child(#name, &mut self.#ident);),
+        ),
+        Entry::Replicated(group) => (
+            quote!(plan.replicated(#name, &self.#ident, &self.#group);),
+            quote!(layers.replicated(#name, &self.#ident, &mut self.#group);),
+        ),
+        Entry::ReplicatedInModule => (
+            quote!(plan.replicated_in_module(#name, &self.#ident);),
+            quote!(layers.replicated_in_module(#name, &self.#ident);),
+        ),
+        Entry::Skipped => (TokenStream::new(), TokenStream::new()),
     })
 }
 
@@ -97,6 +116,7 @@ mod tests {
             "struct Net<T: Module> {
                 up: ParallelLinear,
                 #[sharded(replicated = of)] norm: LayerNorm,
+                #[sharded(replicated)] head: Linear,
                 #[module(skip)] of: Group,
                 #[sharded(skip)] dropout: Odd,
                 inner: T,
@@ -104,12 +124,16 @@ mod tests {
         )
         .unwrap();
         let body = "plan.child(\"up\",&self.up);plan.replicated(\"norm\",&self.norm,&self.of);\
-            plan.child(\"inner\",&self.inner);";
+            plan.replicated_in_module(\"head\",&self.head);plan.child(\"inner\",&self.inner);";
         let head = "impl<T:Module+::here::Sharded>::here::ShardedforNet<T>";
-        assert_eq!(
-            found,
-            format!("{head}{{fnshards(&self,plan:&mut::here::PlanBuilder){{{body}}}}}")
-        );
+        let shards = format!("{head}{{fnshards(&self,plan:&mut::here::PlanBuilder){{{body}}}");
+        assert!(found.starts_with(&shards), "{found}");
+        let body = "layers.child(\"up\",&mutself.up);\
+            layers.replicated(\"norm\",&self.norm,&mutself.of);\
+            layers.replicated_in_module(\"head\",&self.head);\
+            layers.child(\"inner\",&mutself.inner);";
+        let layers = format!("fnparallelize(&mutself,layers:&mut::here::Layers<'_>){{{body}}}}}");
+        assert!(found.ends_with(&layers), "{found}");
     }
 
     #[test]
@@ -117,6 +141,7 @@ mod tests {
         let found = written("enum Either { Dense(Mlp), Sparse(Moe) }").unwrap();
         assert!(found.contains("Self::Dense(module)=>plan.child(\"Dense\",module),"));
         assert!(found.contains("Self::Sparse(module)=>plan.child(\"Sparse\",module),"));
+        assert!(found.contains("Self::Dense(module)=>layers.child(\"Dense\",module),"));
     }
 
     #[rstest]
@@ -125,9 +150,8 @@ mod tests {
     #[case("union Any { a: u8 }", "structs and enums")]
     #[case(
         "struct Net { #[sharded(replicate)] a: Mlp }",
-        "write `skip`, or `replicated = FIELD`"
+        "write `skip`, `replicated`, or `replicated = FIELD`"
     )]
-    #[case("struct Net { #[sharded(replicated)] a: Mlp }", "expected `=`")]
     fn bad_input_is_refused(#[case] code: &str, #[case] why: &str) {
         let error = written(code).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");

@@ -1,7 +1,7 @@
 use burn::{
     config::Config,
     module::{Module, Param},
-    nn::Initializer,
+    nn::{self, Initializer},
     prelude::{Device, Int},
     tensor::Tensor,
 };
@@ -16,6 +16,7 @@ use crate::{
     error::ParallelError,
     init::{InitDraw, named},
     linear::column_input,
+    parallelize::{Cut, Layers, cut},
     recomputable::Recomputable,
     shards::{PlanBuilder, Sharded},
     vocab_bias::VocabParallelBias,
@@ -89,6 +90,7 @@ impl VocabParallelEmbeddingConfig {
                 group: group.clone(),
                 path: self.path.clone(),
                 main_grad: MainGrad::default(),
+                copied_on: None,
             },
         })
     }
@@ -116,6 +118,8 @@ struct EmbeddingRows {
     group: Group,
     path: Option<String>,
     main_grad: MainGrad,
+    /// The ranks that hold copies of a layer that is not split.
+    copied_on: Option<Group>,
 }
 
 impl VocabParallelEmbedding {
@@ -256,10 +260,77 @@ impl VocabParallelEmbedding {
     }
 }
 
+/// The same layer with the same vectors, on one rank. [`parallelize`](crate::parallelize) splits it.
+impl From<nn::Embedding> for VocabParallelEmbedding {
+    fn from(layer: nn::Embedding) -> Self {
+        let shape = layer.weight.val().dims();
+        Self {
+            weight: layer.weight,
+            rows: EmbeddingRows {
+                spec: ShardSpec::whole(&shape, Axis::Tp, 0, 1),
+                sequence_parallel: false,
+                group: Group::single(0),
+                path: None,
+                main_grad: MainGrad::default(),
+                copied_on: None,
+            },
+        }
+    }
+}
+
+impl VocabParallelEmbedding {
+    /// The group that splits the layer.
+    pub(crate) fn group(&self) -> &Group {
+        &self.rows.group
+    }
+
+    /// Splits a layer that one rank holds over a group, or leaves it whole on every rank.
+    pub(crate) fn split_by(
+        &mut self,
+        is_split: bool,
+        path: &str,
+        group: &Group,
+    ) -> Result<(), ParallelError> {
+        let (rank, ranks) = (group.rank(), group.size());
+        let shape = self.rows.spec.global_shape.clone();
+        if !is_split {
+            self.rows.spec = ShardSpec::whole(&shape, Axis::Tp, rank, ranks);
+            self.rows.copied_on = Some(group.clone());
+            return Ok(());
+        }
+        let padded = pad_vocab(shape[0], 1, ranks);
+        let spec = ShardSpec::split_padded(&shape, 0, padded, Axis::Tp, rank, ranks);
+        let spec = spec.map_err(|source| ParallelError::Shard {
+            name: path.into(),
+            source,
+        })?;
+        let place = Cut {
+            layer: path,
+            field: "weight",
+            group,
+        };
+        self.weight = cut(&self.weight, &spec, place);
+        self.rows = EmbeddingRows {
+            spec,
+            group: group.clone(),
+            path: Some(path.into()),
+            ..self.rows.clone()
+        };
+        Ok(())
+    }
+}
+
 impl Sharded for VocabParallelEmbedding {
     fn shards(&self, plan: &mut PlanBuilder) {
-        plan.drawn_from(self.rows.path.as_deref());
-        plan.matrix("weight", &self.rows.spec, self.main_grad());
-        plan.adapter("weight", &self.weight, &self.rows.group);
+        let rows = &self.rows;
+        let group = rows.copied_on.as_ref().unwrap_or(&rows.group);
+        plan.drawn_from(rows.path.as_deref());
+        plan.of_group(group);
+        plan.matrix("weight", &rows.spec, self.main_grad());
+        plan.adapter("weight", &self.weight, group);
+    }
+
+    fn parallelize(&mut self, layers: &mut Layers<'_>) {
+        layers.embedding(self);
     }
 }

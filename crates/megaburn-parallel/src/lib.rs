@@ -55,6 +55,7 @@ mod mlp;
 mod moe;
 mod norm;
 mod offload;
+mod parallelize;
 mod params;
 mod position;
 mod recomputable;
@@ -97,6 +98,7 @@ pub use moe::{
 };
 pub use norm::{Norm, NormConfig, NormKind};
 pub use offload::ActivationOffload;
+pub use parallelize::{Layers, ParallelPlan, Rule, Style, parallelize};
 pub use params::{LazyParam, lazy_params, load_params, read_params};
 pub use position::{PositionEmbedding, PositionEmbeddingConfig};
 pub use recomputable::Recomputable;

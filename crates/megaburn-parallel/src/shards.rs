@@ -12,7 +12,9 @@ use megaburn_collective::Group;
 pub use megaburn_derive::Sharded;
 use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
 
-use crate::{adapters::ShardedAdapter, error::ParallelError, linear::QuantizedLayer};
+use crate::{
+    adapters::ShardedAdapter, error::ParallelError, linear::QuantizedLayer, parallelize::Layers,
+};
 
 /// A module that knows the shards of its parameters. Layers of this crate implement it; a model
 /// derives it, and adds its fields under their names:
@@ -60,6 +62,12 @@ use crate::{adapters::ShardedAdapter, error::ParallelError, linear::QuantizedLay
 pub trait Sharded {
     /// Adds every parameter to the plan.
     fn shards(&self, plan: &mut PlanBuilder);
+
+    /// Splits the layers of a module that was built for one rank; see
+    /// [`parallelize`](crate::parallelize). A layer that is built with a group refuses.
+    fn parallelize(&mut self, layers: &mut Layers<'_>) {
+        layers.refuse::<Self>();
+    }
 }
 
 /// `None` is a part that another pipeline stage holds; it adds nothing to the plan.
@@ -69,12 +77,24 @@ impl<M: Sharded> Sharded for Option<M> {
             module.shards(plan);
         }
     }
+
+    fn parallelize(&mut self, layers: &mut Layers<'_>) {
+        if let Some(module) = self {
+            module.parallelize(layers);
+        }
+    }
 }
 
 /// Each module is added under its number.
 impl<M: Sharded> Sharded for Vec<M> {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.numbered(self);
+    }
+
+    fn parallelize(&mut self, layers: &mut Layers<'_>) {
+        for (index, module) in self.iter_mut().enumerate() {
+            layers.child(&index.to_string(), module);
+        }
     }
 }
 
@@ -83,11 +103,19 @@ impl<M: Sharded, const N: usize> Sharded for [M; N] {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.numbered(self);
     }
+
+    fn parallelize(&mut self, layers: &mut Layers<'_>) {
+        for (index, module) in self.iter_mut().enumerate() {
+            layers.child(&index.to_string(), module);
+        }
+    }
 }
 
 /// A constant, which is not a parameter.
 impl<const D: usize, K: Basic> Sharded for Tensor<D, K> {
     fn shards(&self, _: &mut PlanBuilder) {}
+
+    fn parallelize(&mut self, _: &mut Layers<'_>) {}
 }
 
 /// Implements the trait for modules of Burn without parameters.
@@ -95,6 +123,8 @@ macro_rules! without_parameters {
     ($($module:ty),*) => {$(
         impl Sharded for $module {
             fn shards(&self, _: &mut PlanBuilder) {}
+
+            fn parallelize(&mut self, _: &mut Layers<'_>) {}
         }
     )*};
 }
@@ -116,6 +146,10 @@ pub struct PlanBuilder {
     names: Vec<(String, String)>,
     /// The matrices that may have low-rank adapters, with the group that splits or copies them.
     adaptable: Vec<(String, Group)>,
+    /// The group of the module's layers.
+    group: Option<Group>,
+    /// Parameters of which all members of that group have copies, with their shapes.
+    copies: Vec<(String, Vec<usize>)>,
 }
 
 impl PlanBuilder {
@@ -154,7 +188,8 @@ impl PlanBuilder {
     }
 
     /// The matrices that may have low-rank adapters.
-    pub(crate) fn into_adaptable(self) -> Vec<(String, Group)> {
+    pub(crate) fn into_adaptable(mut self) -> Vec<(String, Group)> {
+        self.add_copies();
         self.adaptable
     }
 
@@ -191,6 +226,38 @@ impl PlanBuilder {
         }
     }
 
+    /// Adds a plain Burn module in field `field` that is replicated on every member of the group that
+    /// splits the other layers of the module.
+    pub fn replicated_in_module<M: Module>(&mut self, field: &str, module: &M) {
+        let prefix = self.join(field);
+        let of_module = shapes(module).into_iter();
+        self.copies
+            .extend(of_module.map(|(path, shape)| (format!("{prefix}.{path}"), shape)));
+    }
+
+    /// Records a group that splits or copies a layer. The largest is the module's.
+    pub(crate) fn of_group(&mut self, group: &Group) {
+        if self
+            .group
+            .as_ref()
+            .is_none_or(|own| own.size() < group.size())
+        {
+            self.group = Some(group.clone());
+        }
+    }
+
+    /// Adds the parameters of which all members of the module's group have copies.
+    fn add_copies(&mut self) {
+        let group = self.group.clone().unwrap_or_else(|| Group::single(0));
+        for (path, shape) in std::mem::take(&mut self.copies) {
+            let shard = ShardSpec::whole(&shape, Axis::Tp, group.rank(), group.size());
+            if shape.len() == 2 {
+                self.adaptable.push((path.clone(), group.clone()));
+            }
+            self.params.push((path, ParamSpec { shard }));
+        }
+    }
+
     /// Records the name that keyed the draw of the current module's weights, if any.
     pub(crate) fn drawn_from(&mut self, name: Option<&str>) {
         self.names
@@ -210,6 +277,7 @@ impl PlanBuilder {
 pub fn shard_plan<M: Module + Sharded>(model: &M) -> Result<ShardPlan, ParallelError> {
     let mut builder = PlanBuilder::default();
     model.shards(&mut builder);
+    builder.add_copies();
     let mut plan = ShardPlan::new();
     for (path, spec) in builder.params {
         plan.insert(path, spec)

@@ -95,6 +95,27 @@ impl ParallelLinearConfig {
     /// # Collective
     /// Nothing is sent; every member of `group` draws its own shard.
     pub fn init(&self, group: &Group, device: &Device) -> Result<ParallelLinear, ParallelError> {
+        let plan = self.plan(group)?;
+        let draw = |field, initializer| InitDraw {
+            layer: "ParallelLinear",
+            name: self.path.as_deref(),
+            field,
+            initializer,
+            fans: [self.d_input, self.d_output],
+        };
+        let weight = draw("weight", &self.initializer).param(&plan.weight_spec, group, device)?;
+        let for_bias = self.bias_initializer.as_ref().unwrap_or(&self.initializer);
+        let bias = plan.bias_spec.as_ref();
+        let bias = bias.map(|spec| draw("bias", for_bias).param(spec, group, device));
+        Ok(ParallelLinear {
+            weight,
+            bias: bias.transpose()?,
+            plan,
+        })
+    }
+
+    /// The split of the layer.
+    pub(super) fn plan(&self, group: &Group) -> Result<LinearPlan, ParallelError> {
         self.validate()?;
         let [rows, columns] = [self.d_input, self.d_output];
         let (dim, size) = match self.split {
@@ -123,18 +144,6 @@ impl ParallelLinearConfig {
             (true, Split::Column) => Some(shard(&[columns], 0)?),
             (true, Split::Row) => Some(ShardSpec::whole(&[columns], self.axis, rank, ranks)),
         };
-        let draw = |field, initializer| InitDraw {
-            layer: "ParallelLinear",
-            name: self.path.as_deref(),
-            field,
-            initializer,
-            fans: [rows, columns],
-        };
-        let weight = draw("weight", &self.initializer).param(&weight_spec, group, device)?;
-        let for_bias = self.bias_initializer.as_ref().unwrap_or(&self.initializer);
-        let bias = bias_spec
-            .as_ref()
-            .map(|spec| draw("bias", for_bias).param(spec, group, device));
         let replicas = ReplicatedParts::of(&weight_spec, group, &self.label())?;
         let reductions = AmaxReductions::of_split(self.split, group, group);
         let quantized = self.precision.map(|precision| {
@@ -143,19 +152,16 @@ impl ParallelLinearConfig {
             let shards = sequence_shards(self.split, self.sequence_parallel, group);
             QuantizedLayer::new(precision, reductions, (random, rows)).with_shards(shards)
         });
-        Ok(ParallelLinear {
-            weight,
-            bias: bias.transpose()?,
-            plan: LinearPlan {
-                config: self.clone(),
-                group: group.clone(),
-                weight_spec,
-                bias_spec,
-                replicas,
-                main_grad: MainGrad::default(),
-                bias_grad: MainGrad::default(),
-                quantized,
-            },
+        Ok(LinearPlan {
+            config: self.clone(),
+            group: group.clone(),
+            weight_spec,
+            bias_spec,
+            replicas,
+            main_grad: MainGrad::default(),
+            bias_grad: MainGrad::default(),
+            quantized,
+            copied_on: None,
         })
     }
 

@@ -1,9 +1,11 @@
 mod config;
+mod parallelized;
 mod precision;
 mod quantized;
 mod replicated;
 mod rounding;
 mod sequence_shards;
+mod shards;
 mod split;
 
 use burn::{
@@ -40,7 +42,6 @@ use crate::{
     adapters::{is_adapted, weight_value},
     recomputable::Recomputable,
     replicated_parts::ReplicatedParts,
-    shards::{PlanBuilder, Sharded},
 };
 
 /// A linear layer `Y = X W + b` split over a group of ranks.
@@ -90,6 +91,8 @@ struct LinearPlan {
     main_grad: MainGrad,
     bias_grad: MainGrad,
     quantized: Option<QuantizedLayer>,
+    /// The ranks that hold copies of a layer that is not split.
+    copied_on: Option<Group>,
 }
 
 impl ParallelLinear {
@@ -383,16 +386,4 @@ pub(crate) fn column_input<const D: usize>(
         |x| SequenceShard::new(x, group).gather(),
         move |rows| gather_from_sequence(rows, &regather_group),
     )
-}
-
-impl Sharded for ParallelLinear {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.drawn_from(self.plan.config.path.as_deref());
-        plan.matrix("weight", &self.plan.weight_spec, self.main_grad());
-        plan.adapter("weight", &self.weight, &self.plan.group);
-        if let Some(spec) = &self.plan.bias_spec {
-            plan.vector("bias", spec, self.bias_grad());
-        }
-        plan.quantized(self.plan.quantized.as_ref());
-    }
 }

@@ -197,6 +197,7 @@ fn random_numbers(group: &Group, path: Option<&str>) -> RandomNumbers {
 impl Sharded for ReplicatedLinear {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.drawn_from(self.plan.path.as_deref());
+        plan.of_group(&self.plan.group);
         plan.matrix(
             "weight",
             &self.plan.replica.spec(&self.weight),

@@ -296,7 +296,7 @@ fn what_cannot_be_adapted_is_refused() {
             error[1]
         );
         assert!(
-            error[2].contains("no matrix of a linear layer"),
+            error[2].contains("merge them first with `materialize`"),
             "{}",
             error[2]
         );

@@ -1,3 +1,4 @@
 //! Tools of Burn on shards: LoRA, quantisation, and models of Burn's layers that a plan splits.
 
 mod adapters;
+mod parallelize;

@@ -98,7 +98,9 @@ pub use moe::{
 };
 pub use norm::{Norm, NormConfig, NormKind};
 pub use offload::ActivationOffload;
-pub use parallelize::{Layers, ParallelPlan, Rule, Style, parallelize};
+pub use parallelize::{
+    Layers, ParallelMhaInput, ParallelMultiHeadAttention, ParallelPlan, Rule, Style, parallelize,
+};
 pub use params::{LazyParam, lazy_params, load_params, read_params};
 pub use position::{PositionEmbedding, PositionEmbeddingConfig};
 pub use recomputable::Recomputable;

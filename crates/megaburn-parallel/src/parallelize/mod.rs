@@ -1,5 +1,6 @@
 //! Splits a model that was built for one rank by a plan of path patterns.
 
+mod attention;
 mod broadcast;
 mod cut;
 mod layers;
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 use burn::module::Module;
 use megaburn_collective::Group;
 
+pub use attention::{ParallelMhaInput, ParallelMultiHeadAttention};
 pub use layers::Layers;
 pub use plan::{ParallelPlan, Rule, Style};
 
@@ -26,11 +28,12 @@ use crate::{
 /// Splits the layers of a module that was built for one rank over the ranks of a group, as PyTorch's
 /// `parallelize_module` does. Rank 0's weights are sent to all ranks, of which each keeps its parts.
 ///
-/// What a Burn module needs before: fields of `nn::Linear` become [`ParallelLinear`] and fields of
-/// `nn::Embedding` become [`VocabParallelEmbedding`], built with `.into()`; other Burn layers are
-/// marked `#[sharded(replicated)]`; the module derives [`Sharded`]. Its `forward` stays as it is,
-/// except that attention has this rank's heads only: reshape to the features of a head, not to the
-/// number of heads. A layer that no pattern matches stays whole, with copies on all ranks.
+/// What a Burn module needs before: fields of `nn::Linear` become [`ParallelLinear`], those of
+/// `nn::Embedding` [`VocabParallelEmbedding`], and those of `nn::attention::MultiHeadAttention`
+/// [`ParallelMultiHeadAttention`], built with `.into()`; other Burn layers are marked
+/// `#[sharded(replicated)]`; the module derives [`Sharded`]. Its `forward` stays as it is, except
+/// that an attention of your own has this rank's heads only: reshape to the features of a head, not
+/// to the number of heads. A layer that no pattern matches stays whole, with copies on all ranks.
 ///
 /// [`ParallelLinear`]: crate::ParallelLinear
 /// [`VocabParallelEmbedding`]: crate::VocabParallelEmbedding

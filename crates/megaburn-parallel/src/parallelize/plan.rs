@@ -74,6 +74,16 @@ impl ParallelPlan {
         self.rule(pattern, Style::Vocabulary)
     }
 
+    /// Splits the layers `query`, `key`, `value` and `output` of attentions by `heads` heads, as
+    /// [`ParallelMultiHeadAttention`](super::ParallelMultiHeadAttention) has them.
+    #[must_use]
+    pub fn attention(self, pattern: &str, heads: usize) -> Self {
+        self.column(&format!("{pattern}.{{query,key,value}}"))
+            .heads(heads)
+            .row(&format!("{pattern}.output"))
+            .heads(heads)
+    }
+
     /// The number of heads that the split features of the last rule consist of. The number of ranks
     /// has to divide it.
     #[must_use]

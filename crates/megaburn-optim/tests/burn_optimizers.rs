@@ -139,7 +139,7 @@ fn optimizers(name: &str) -> (ShardedOptimizer, ModuleOptimizer) {
     }
 }
 
-/// The full parameters after ten steps on so many ranks, with Burn's optimizer as it is if
+/// The full parameters after ten steps on a number of ranks, with Burn's optimizer as it is if
 /// `is_plain`.
 fn trained(
     name: &str,

@@ -16,7 +16,7 @@ use crate::{
     error::ParallelError,
     init::{InitDraw, named},
     linear::column_input,
-    parallelize::{Cut, Layers, cut},
+    parallelize::{Cut, Kind, Layers, Rule, SplitLayer, cut},
     recomputable::Recomputable,
     shards::{PlanBuilder, Sharded},
     vocab_bias::VocabParallelBias,
@@ -261,8 +261,10 @@ impl VocabParallelEmbedding {
 }
 
 /// The same layer with the same vectors, on one rank. [`parallelize`](crate::parallelize) splits it.
+/// An adapter of the vectors is merged.
 impl From<nn::Embedding> for VocabParallelEmbedding {
     fn from(layer: nn::Embedding) -> Self {
+        let layer = layer.materialize();
         let shape = layer.weight.val().dims();
         Self {
             weight: layer.weight,
@@ -278,22 +280,28 @@ impl From<nn::Embedding> for VocabParallelEmbedding {
     }
 }
 
-impl VocabParallelEmbedding {
-    /// The group that splits the layer.
-    pub(crate) fn group(&self) -> &Group {
+impl SplitLayer for VocabParallelEmbedding {
+    fn kind(&self) -> Kind {
+        Kind::Embedding
+    }
+
+    fn weight(&self) -> &Param<Tensor<2>> {
+        &self.weight
+    }
+
+    fn group(&self) -> &Group {
         &self.rows.group
     }
 
-    /// Splits a layer that one rank holds over a group, or leaves it whole on every rank.
-    pub(crate) fn split_by(
+    fn split_by(
         &mut self,
-        is_split: bool,
+        rule: Option<&Rule>,
         path: &str,
         group: &Group,
     ) -> Result<(), ParallelError> {
         let (rank, ranks) = (group.rank(), group.size());
         let shape = self.rows.spec.global_shape.clone();
-        if !is_split {
+        if rule.is_none() {
             self.rows.spec = ShardSpec::whole(&shape, Axis::Tp, rank, ranks);
             self.rows.copied_on = Some(group.clone());
             return Ok(());
@@ -331,6 +339,6 @@ impl Sharded for VocabParallelEmbedding {
     }
 
     fn parallelize(&mut self, layers: &mut Layers<'_>) {
-        layers.embedding(self);
+        layers.split(self);
     }
 }

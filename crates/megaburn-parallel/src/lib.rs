@@ -6,12 +6,16 @@
 //! counterpart does and never touches a communicator.
 //!
 //! In a Burn program with its own training loop, the gradients that `backward` returns are correct
-//! as they are. Two of Burn's own tools do not support shards:
+//! as they are. Some of Burn's own tools would treat a rank's shard as the full parameter:
 //!
-//! - An optimizer's gradient clipping sees only this rank's part of each parameter, so ranks would
-//!   clip differently. Clip by `megaburn-optim`'s norm instead.
+//! - Optimizers that read full parameters (LAMB, Muon, Adafactor, L-BFGS), and gradient clipping by
+//!   norm: use `megaburn-optim`'s `ShardedOptimizer`.
+//! - LoRA and quantisation: use [`ShardedLora`] and [`ShardedQuantizer`].
+//! - Records: a shard refuses to be saved. Use `megaburn-records`.
 //! - A plain Burn norm on sequence shards only gets the gradient of its own tokens. Use [`Norm`] of
 //!   this crate instead.
+//!
+//! [`parallelize`] splits a model of Burn's layers by a plan of path patterns.
 //!
 //! Activations are `[seq, batch, hidden]`. With sequence parallelism the tensors between layers
 //! hold this rank's shard of the sequence.
@@ -99,7 +103,8 @@ pub use moe::{
 pub use norm::{Norm, NormConfig, NormKind};
 pub use offload::ActivationOffload;
 pub use parallelize::{
-    Layers, ParallelMhaInput, ParallelMultiHeadAttention, ParallelPlan, Rule, Style, parallelize,
+    Layers, ParallelMhaInput, ParallelMultiHeadAttention, ParallelPlan, ReplicatedDropout, Rule,
+    Style, parallelize,
 };
 pub use params::{LazyParam, lazy_params, load_params, read_params};
 pub use position::{PositionEmbedding, PositionEmbeddingConfig};

@@ -132,7 +132,15 @@ macro_rules! without_parameters {
 without_parameters!(
     bool, usize, u64, u32, u16, u8, isize, i64, i32, i16, i8, f64, f32, String
 );
-without_parameters!(nn::Dropout, nn::Gelu, nn::Relu, nn::Sigmoid, nn::Tanh);
+without_parameters!(nn::Gelu, nn::Relu, nn::Sigmoid, nn::Tanh);
+
+impl Sharded for nn::Dropout {
+    fn shards(&self, _: &mut PlanBuilder) {}
+
+    fn parallelize(&mut self, layers: &mut Layers<'_>) {
+        layers.plain_dropout(self.prob);
+    }
+}
 
 /// Collects a [`ShardPlan`] while walking down a model.
 #[derive(Debug, Default)]
@@ -182,7 +190,11 @@ impl PlanBuilder {
     /// may be attached.
     pub(crate) fn adapter(&mut self, field: &str, weight: &Param<Tensor<2>>, group: &Group) {
         match weight.reparameterization::<ShardedAdapter>() {
-            Some(adapter) => adapter.shards(field, self),
+            Some(adapter) => {
+                for (factor, spec) in adapter.specs() {
+                    self.param(&format!("{field}.{factor}"), spec);
+                }
+            }
             None => self.adaptable.push((self.join(field), group.clone())),
         }
     }

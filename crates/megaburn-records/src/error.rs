@@ -75,7 +75,8 @@ pub enum RecordsError {
         expected: &'static str,
     },
     #[error(
-        "tensor `{name}` is quantised; shards are cut from floats: dequantise the source first"
+        "tensor `{name}` is quantised; shards are cut from floats and put together as floats: quantise \
+        a module after it was read, and save it before"
     )]
     Quantised { name: String },
     #[error("rank 0 could not write the file: {why}")]

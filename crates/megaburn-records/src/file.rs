@@ -114,7 +114,7 @@ impl RecordFile {
             "bpk" => (Format::Burnpack, Layout::Burn),
             "safetensors" => (Format::Safetensors, Layout::Burn),
             "pt" | "pth" | "bin" => (Format::Torch, Layout::Torch),
-            "mpk" | "json" | "gz" => {
+            "mpk" | "gz" => {
                 return Err(RecordsError::OldRecorder {
                     path: path(),
                     extension: extension.into_owned(),

@@ -6,7 +6,7 @@ use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::{Bool, DType, Int, Tensor, TensorData},
 };
-use megaburn_collective::{CollectiveError, Group, GroupShards, ParamShards, objects};
+use megaburn_collective::{CollectiveError, Group, GroupShards, ParamShards, Phase, objects};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -21,6 +21,8 @@ pub(crate) struct FullTensor {
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
     pub(crate) id: u64,
+    /// Whether ranks hold different parts.
+    pub(crate) is_split: bool,
     /// Gathers it; only member 0 gets it.
     gather: Box<dyn Fn() -> Result<Option<TensorData>, CollectiveError> + Send + Sync>,
 }
@@ -76,7 +78,10 @@ impl FullTensors {
         if group.rank() != 0 {
             return self.serve().map(|()| None);
         }
+        // The others wait while a tensor is written.
+        let phase = group.phase(Phase::Save);
         let written = write(self);
+        drop(phase);
         // In a group that has failed the others know it.
         if group.failure().is_none() {
             let why = written.as_ref().err().map(ToString::to_string);
@@ -145,6 +150,7 @@ impl Collector<'_> {
             dtype,
             shape,
             id,
+            is_split: self.split().is_some(),
             gather: Box::new(gather),
         });
     }

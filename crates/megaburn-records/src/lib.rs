@@ -11,7 +11,7 @@
 //! | `.bpk` (burnpack) | yes | yes | Burn's |
 //! | `.safetensors` | yes | yes | Burn's, or PyTorch's by [`RecordFile::with_layout`] |
 //! | `.pt`, `.pth`, `.bin` (PyTorch) | yes | no | PyTorch's |
-//! | `.mpk`, `.json` (recorders up to Burn 0.21) | no | no | Burn 0.22 cannot read them either |
+//! | `.mpk` (recorders up to Burn 0.21) | no | no | Burn 0.22 cannot read them either |
 //!
 //! Values are moved bit for bit. Burn's own `into_record` and the stores of `burn-store` refuse to
 //! save a rank's shard as if it were the module: they panic with a message that names this crate.

@@ -17,7 +17,11 @@ use megaburn_collective::{CollectiveError, Group, GroupShards};
 use megaburn_parallel::{Sharded, shard_plan};
 use safetensors::{Dtype, View, serialize_to_file};
 
-use crate::{error::RecordsError, full::FullTensors, layout::Layout};
+use crate::{
+    error::RecordsError,
+    full::{FullTensor, FullTensors},
+    layout::Layout,
+};
 
 /// Gathers the shards of a module into a record of the full module, on rank 0; the others get
 /// `None`. Rank 0 holds the full module in host memory: [`RecordFile::save`](crate::RecordFile::save)
@@ -44,7 +48,14 @@ pub(crate) fn full_tensors<M: Module + Sharded>(
     group: &Group,
 ) -> Result<Arc<FullTensors>, RecordsError> {
     let shards = GroupShards::new(&shard_plan(module)?, group)?;
-    Ok(FullTensors::of(module, &shards, layout, group))
+    let tensors = FullTensors::of(module, &shards, layout, group);
+    let is_cut = |tensor: &&FullTensor| tensor.is_split && matches!(tensor.dtype, DType::QFloat(_));
+    match tensors.tensors.iter().find(is_cut) {
+        Some(tensor) => Err(RecordsError::Quantised {
+            name: tensor.name.clone(),
+        }),
+        None => Ok(tensors),
+    }
 }
 
 /// The tensors as `burn-pack` draws them while it writes.

@@ -59,8 +59,11 @@ pub mod family {
 pub mod prelude {
     pub use megaburn_collective::{Group, GroupOptions, ProcessGroups, ReduceOp, run_threads};
     pub use megaburn_mesh::{Axis, Layout, Mesh, ShardPlan, ShardSpec};
+    pub use megaburn_optim::ShardedOptimizer;
     pub use megaburn_parallel::{
-        ParallelError, ParallelLinear, ParallelLinearConfig, Sharded, VocabParallelBias,
-        VocabParallelEmbedding, VocabParallelEmbeddingConfig,
+        ParallelError, ParallelLinear, ParallelLinearConfig, ParallelPlan, Sharded, ShardedLora,
+        VocabParallelBias, VocabParallelEmbedding, VocabParallelEmbeddingConfig, parallelize,
     };
+    #[cfg(feature = "records")]
+    pub use megaburn_records::RecordFile;
 }

@@ -1,6 +1,6 @@
 //! A Burn user's own crate, outside the workspace, with Burn's default features: that of
-//! `examples/own_family`, which also gets the program `examples/parallel_linear.rs` and those of
-//! `examples/learner`.
+//! `examples/own_family`, which also gets the programs `examples/parallel_linear.rs`,
+//! `examples/parallelize.rs` and those of `examples/learner`.
 
 use std::{
     fs,
@@ -43,6 +43,7 @@ fn build() -> PathBuf {
     for (from, to) in [
         ("own_family/src/main.rs", "main.rs"),
         ("parallel_linear.rs", "bin/parallel_linear.rs"),
+        ("parallelize.rs", "bin/parallelize.rs"),
         ("learner/src/one_device.rs", "bin/one_device.rs"),
         ("learner/src/parallel.rs", "bin/parallel.rs"),
     ] {
@@ -94,18 +95,7 @@ fn manifest(root: &Path) -> String {
 
 #[test]
 fn a_crate_of_ones_own_with_burns_default_features_trains_in_parallel() {
-    let output = Command::new(program("parallel_linear"))
-        .env("RAYON_NUM_THREADS", "1")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{stderr}");
-
-    let stdout = String::from_utf8(output.stdout).unwrap();
-    let ranks: Vec<Rank> = stdout.lines().map(Rank::parse).collect();
-    let world_sizes: Vec<usize> = ranks.iter().map(|rank| rank.world_size).collect();
-    assert_eq!(world_sizes, [1, 2, 2, 4, 4, 4, 4], "{stdout}");
+    let (ranks, stdout) = ranks_of("parallel_linear");
     let one_rank = ranks[0].last_loss;
     assert!(
         one_rank < 0.5 * ranks[0].first_loss,
@@ -117,6 +107,38 @@ fn a_crate_of_ones_own_with_burns_default_features_trains_in_parallel() {
             "{stdout}"
         );
     }
+}
+
+#[test]
+fn a_model_of_burns_layers_trains_on_ranks_as_on_one() {
+    let (ranks, stdout) = ranks_of("parallelize");
+    let [trained, adapted] = [ranks[0].first_loss, ranks[0].last_loss];
+    // The loss of ten tokens begins at ln 10, which is 2.3.
+    assert!(
+        trained < 1.5 && adapted < trained,
+        "it does not learn: {stdout}"
+    );
+    for rank in &ranks {
+        assert!((rank.first_loss - trained).abs() <= 1e-3, "{stdout}");
+        assert!((rank.last_loss - adapted).abs() <= 1e-3, "{stdout}");
+    }
+}
+
+/// Runs a program on 1, 2 and 4 ranks, and returns what it prints.
+fn ranks_of(name: &str) -> (Vec<Rank>, String) {
+    let output = Command::new(program(name))
+        .env("RAYON_NUM_THREADS", "1")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let ranks: Vec<Rank> = stdout.lines().map(Rank::parse).collect();
+    let world_sizes: Vec<usize> = ranks.iter().map(|rank| rank.world_size).collect();
+    assert_eq!(world_sizes, [1, 2, 2, 4, 4, 4, 4], "{stdout}");
+    (ranks, stdout)
 }
 
 /// A line that the program prints.

@@ -1,14 +1,15 @@
 use std::{collections::BTreeMap, fmt};
 
 use burn::{
-    module::{Module, Param, Reparameterization, Reparameterizer},
+    module::{Module, Param, Reparameterizer},
     nn::Initializer,
     prelude::Device,
     tensor::{DType, FloatDType, Tensor},
 };
-use megaburn_collective::{Group, region::copy_to};
+use megaburn_collective::Group;
 use megaburn_mesh::ShardSpec;
 
+use super::adapter::{LoraParts, LoraSplit, ShardedAdapter};
 use crate::{
     error::ParallelError,
     init::InitDraw,
@@ -208,8 +209,7 @@ impl ShardedLora {
             scale: self.alpha / self.rank as f64,
             parts: LoraParts {
                 split,
-                a,
-                b,
+                specs: [a, b],
                 group: group.clone(),
             },
         })
@@ -267,64 +267,5 @@ impl Reparameterizer for Attach<'_> {
                 (frozen, None)
             }
         }
-    }
-}
-
-/// The factors of a weight, which `Param::val` adds to it. [`ShardedLora`] attaches it.
-#[derive(Module, Debug)]
-pub struct ShardedAdapter {
-    /// The factor `[d_input, rank]`, or this rank's rows of it.
-    pub a: Param<Tensor<2>>,
-    /// The factor `[rank, d_output]`, or this rank's columns of it.
-    pub b: Param<Tensor<2>>,
-    /// The factor of the product.
-    pub scale: f64,
-    #[module(skip)]
-    parts: LoraParts,
-}
-
-#[derive(Clone, Debug)]
-struct LoraParts {
-    split: LoraSplit,
-    a: ShardSpec,
-    b: ShardSpec,
-    group: Group,
-}
-
-/// How a weight and its factors are split.
-#[derive(Clone, Copy, Debug)]
-enum LoraSplit {
-    Whole,
-    Columns,
-    Rows,
-}
-
-impl ShardedAdapter {
-    /// Adds the factors of the weight in field `field` to the plan.
-    pub(crate) fn shards(&self, field: &str, plan: &mut PlanBuilder) {
-        plan.param(&format!("{field}.lora.a"), &self.parts.a);
-        plan.param(&format!("{field}.lora.b"), &self.parts.b);
-    }
-
-    /// `scale A B`. Each rank multiplies the factor that all share with its own part of the other, so
-    /// backward sums the gradient of the shared one.
-    fn delta(&self) -> Tensor<2> {
-        let LoraParts { split, group, .. } = &self.parts;
-        let (a, b) = (self.a.val(), self.b.val());
-        let product = match split {
-            LoraSplit::Whole => a.matmul(b),
-            LoraSplit::Columns => copy_to(a, group).matmul(b),
-            LoraSplit::Rows => a.matmul(copy_to(b, group)),
-        };
-        product.mul_scalar(self.scale)
-    }
-}
-
-impl Reparameterization for ShardedAdapter {
-    const NAME: &'static str = "lora";
-
-    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let delta = self.delta().reshape(base.shape());
-        base + delta
     }
 }

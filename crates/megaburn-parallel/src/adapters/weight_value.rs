@@ -4,7 +4,7 @@ use burn::{
 };
 use megaburn_collective::Group;
 
-use super::lora::ShardedAdapter;
+use super::adapter::ShardedAdapter;
 
 /// The value of a weight for products: with its adapter, and dequantised.
 ///

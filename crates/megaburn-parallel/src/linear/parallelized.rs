@@ -1,6 +1,10 @@
 //! A linear layer of Burn as a parallel one.
 
-use burn::{module::Param, nn};
+use burn::{
+    module::{Module, Param},
+    nn,
+    tensor::Tensor,
+};
 use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
 use megaburn_mesh::{FusedPart, ShardSpec};
@@ -8,12 +12,14 @@ use megaburn_mesh::{FusedPart, ShardSpec};
 use super::{LinearPlan, ParallelLinear, ParallelLinearConfig, Split};
 use crate::{
     error::ParallelError,
-    parallelize::{Cut, Rule, Style, cut},
+    parallelize::{Cut, Kind, Rule, SplitLayer, Style, cut},
 };
 
 /// The same layer with the same weights, on one rank. [`parallelize`](crate::parallelize) splits it.
+/// Adapters of the weights are merged.
 impl From<nn::Linear> for ParallelLinear {
     fn from(layer: nn::Linear) -> Self {
+        let layer = layer.materialize();
         let [rows, columns] = layer.weight.val().dims();
         let config = ParallelLinearConfig::new(rows, columns).with_bias(layer.bias.is_some());
         let group = Group::single(0);
@@ -40,14 +46,20 @@ impl From<nn::Linear> for ParallelLinear {
     }
 }
 
-impl ParallelLinear {
-    /// The group that splits the layer.
-    pub(crate) fn group(&self) -> &Group {
+impl SplitLayer for ParallelLinear {
+    fn kind(&self) -> Kind {
+        Kind::Linear
+    }
+
+    fn weight(&self) -> &Param<Tensor<2>> {
+        &self.weight
+    }
+
+    fn group(&self) -> &Group {
         &self.plan.group
     }
 
-    /// Splits a layer that one rank holds. Without a rule, every rank of `group` keeps all of it.
-    pub(crate) fn split_by(
+    fn split_by(
         &mut self,
         rule: Option<&Rule>,
         path: &str,

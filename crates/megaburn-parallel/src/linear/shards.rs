@@ -19,6 +19,6 @@ impl Sharded for ParallelLinear {
     }
 
     fn parallelize(&mut self, layers: &mut Layers<'_>) {
-        layers.linear(self);
+        layers.split(self);
     }
 }

@@ -31,7 +31,8 @@ pub struct ParallelMultiHeadAttention {
     pub value: ParallelLinear,
     /// The layer of the output.
     pub output: ParallelLinear,
-    /// Drops probabilities.
+    /// Drops probabilities, of this rank's heads.
+    #[sharded(skip)]
     pub dropout: Dropout,
     /// Features of a head.
     pub d_k: usize,

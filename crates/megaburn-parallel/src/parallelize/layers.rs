@@ -1,13 +1,13 @@
 use std::{any::type_name, collections::BTreeMap, fmt};
 
-use burn::module::Module;
+use burn::{
+    module::{Module, Param},
+    tensor::{DType, Tensor},
+};
 use megaburn_collective::Group;
 
 use super::plan::Rule;
-use crate::{
-    embedding::VocabParallelEmbedding, error::ParallelError, linear::ParallelLinear,
-    shards::Sharded,
-};
+use crate::{error::ParallelError, shards::Sharded};
 
 /// The layers of a module, while [`parallelize`](super::parallelize) walks down it.
 /// `#[derive(Sharded)]` writes the calls.
@@ -32,7 +32,25 @@ pub(super) struct Layer {
     pub(super) kind: Kind,
 }
 
-pub(super) enum Kind {
+/// A layer that a rule may split.
+pub(crate) trait SplitLayer {
+    fn kind(&self) -> Kind;
+
+    fn weight(&self) -> &Param<Tensor<2>>;
+
+    /// The group that splits the layer.
+    fn group(&self) -> &Group;
+
+    /// Splits a layer that one rank holds. Without a rule, every rank of `group` keeps all of it.
+    fn split_by(
+        &mut self,
+        rule: Option<&Rule>,
+        path: &str,
+        group: &Group,
+    ) -> Result<(), ParallelError>;
+}
+
+pub(crate) enum Kind {
     Linear,
     Embedding,
     /// A plain Burn layer of this type.
@@ -99,33 +117,13 @@ impl<'a> Layers<'a> {
         ));
     }
 
-    pub(crate) fn linear(&mut self, layer: &mut ParallelLinear) {
-        self.list(Kind::Linear);
-        self.change(layer.group().size(), |rule, path, group| {
-            layer.split_by(rule, path, group)
-        });
-    }
-
-    pub(crate) fn embedding(&mut self, layer: &mut VocabParallelEmbedding) {
-        self.list(Kind::Embedding);
-        self.change(layer.group().size(), |rule, path, group| {
-            layer.split_by(rule.is_some(), path, group)
-        });
-    }
-
-    fn list(&mut self, kind: Kind) {
-        let path = self.path.join(".");
-        if let Step::List(layers) = &mut self.step {
-            layers.push(Layer { path, kind });
+    /// Splits the current layer, or lists it.
+    pub(crate) fn split(&mut self, layer: &mut impl SplitLayer) {
+        self.list(layer.kind());
+        if matches!(layer.weight().base().dtype(), DType::QFloat(_)) {
+            self.fail("it is quantised; split the model first, then use `ShardedQuantizer`".into());
         }
-    }
-
-    /// Splits the current layer, if this is the time for it.
-    fn change(
-        &mut self,
-        ranks: usize,
-        split: impl FnOnce(Option<&Rule>, &str, &Group) -> Result<(), ParallelError>,
-    ) {
+        let ranks = layer.group().size();
         if ranks > 1 {
             self.fail(format!("it is split over {ranks} ranks already"));
         }
@@ -134,7 +132,33 @@ impl<'a> Layers<'a> {
         }
         let path = self.path.join(".");
         if let Step::Split { rules, group } = &self.step {
-            self.error = split(rules.get(&path), &path, group).err();
+            self.error = layer.split_by(rules.get(&path), &path, group).err();
+        }
+    }
+
+    /// Gives a layer without parameters its path and group, when the others are split.
+    pub(crate) fn place(&mut self, place: impl FnOnce(&str, &Group)) {
+        if let Step::Split { group, .. } = &self.step {
+            place(&self.path.join("."), group);
+        }
+    }
+
+    /// Refuses Burn's dropout, whose ranks would draw different elements.
+    pub(crate) fn plain_dropout(&mut self, prob: f64) {
+        if prob > 0.0 {
+            self.fail(
+                "ranks would drop different elements; make the field a `ReplicatedDropout`, built with \
+                `.into()` or, if its input is split between a column and a row, mark it \
+                `#[sharded(skip)]`"
+                    .into(),
+            );
+        }
+    }
+
+    fn list(&mut self, kind: Kind) {
+        let path = self.path.join(".");
+        if let Step::List(layers) = &mut self.step {
+            layers.push(Layer { path, kind });
         }
     }
 

@@ -3,6 +3,7 @@
 mod attention;
 mod broadcast;
 mod cut;
+mod dropout;
 mod layers;
 mod pattern;
 mod plan;
@@ -13,11 +14,13 @@ use burn::module::Module;
 use megaburn_collective::Group;
 
 pub use attention::{ParallelMhaInput, ParallelMultiHeadAttention};
+pub use dropout::ReplicatedDropout;
 pub use layers::Layers;
 pub use plan::{ParallelPlan, Rule, Style};
 
 pub(crate) use cut::{Cut, cut};
-use layers::{Kind, Layer, Step};
+pub(crate) use layers::{Kind, SplitLayer};
+use layers::{Layer, Step};
 use pattern::Pattern;
 
 use crate::{
@@ -31,7 +34,8 @@ use crate::{
 /// What a Burn module needs before: fields of `nn::Linear` become [`ParallelLinear`], those of
 /// `nn::Embedding` [`VocabParallelEmbedding`], and those of `nn::attention::MultiHeadAttention`
 /// [`ParallelMultiHeadAttention`], built with `.into()`; other Burn layers are marked
-/// `#[sharded(replicated)]`; the module derives [`Sharded`]. Its `forward` stays as it is, except
+/// `#[sharded(replicated)]`, and `nn::Dropout` becomes [`ReplicatedDropout`] or, where activations are
+/// split, is marked `#[sharded(skip)]`; the module derives [`Sharded`]. Its `forward` stays as it is, except
 /// that an attention of your own has this rank's heads only: reshape to the features of a head, not
 /// to the number of heads. A layer that no pattern matches stays whole, with copies on all ranks.
 ///

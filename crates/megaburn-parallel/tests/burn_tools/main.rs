@@ -2,4 +2,6 @@
 
 mod adapters;
 mod attention;
+mod dropout;
 mod parallelize;
+mod plans;

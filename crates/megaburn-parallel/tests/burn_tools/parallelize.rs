@@ -14,10 +14,10 @@ use burn::{
         activation::{gelu, softmax},
     },
 };
-use megaburn_collective::{Group, GroupOptions, GroupShards, run_threads};
+use megaburn_collective::{GroupOptions, GroupShards, run_threads};
 use megaburn_parallel::{
-    Norm, NormConfig, ParallelError, ParallelLinear, ParallelLinearConfig, ParallelPlan, Sharded,
-    VocabParallelEmbedding, parallelize, shard_plan,
+    ParallelError, ParallelLinear, ParallelPlan, Sharded, VocabParallelEmbedding, parallelize,
+    shard_plan,
 };
 use rstest::rstest;
 
@@ -27,65 +27,65 @@ const D_MODEL: usize = 12;
 const HEADS: [usize; 3] = [4, 2, 3];
 
 /// The transformer as a Burn program has it.
-mod plain {
+pub(crate) mod plain {
     use super::*;
 
     #[derive(Module, Debug)]
-    pub(super) struct Attention {
-        pub(super) query: Linear,
-        pub(super) key: Linear,
-        pub(super) value: Linear,
-        pub(super) output: Linear,
+    pub(crate) struct Attention {
+        pub(crate) query: Linear,
+        pub(crate) key: Linear,
+        pub(crate) value: Linear,
+        pub(crate) output: Linear,
     }
 
     #[derive(Module, Debug)]
-    pub(super) struct Block {
-        pub(super) norm: LayerNorm,
-        pub(super) attention: Attention,
-        pub(super) up: Linear,
-        pub(super) down: Linear,
+    pub(crate) struct Block {
+        pub(crate) norm: LayerNorm,
+        pub(crate) attention: Attention,
+        pub(crate) up: Linear,
+        pub(crate) down: Linear,
     }
 
     #[derive(Module, Debug)]
-    pub(super) struct Net {
-        pub(super) embedding: Embedding,
-        pub(super) blocks: Vec<Block>,
-        pub(super) norm: LayerNorm,
-        pub(super) bottleneck: Linear,
-        pub(super) head: Linear,
+    pub(crate) struct Net {
+        pub(crate) embedding: Embedding,
+        pub(crate) blocks: Vec<Block>,
+        pub(crate) norm: LayerNorm,
+        pub(crate) bottleneck: Linear,
+        pub(crate) head: Linear,
     }
 }
 
 /// The same with other types of fields.
-mod split {
+pub(crate) mod split {
     use super::*;
 
     #[derive(Module, Sharded, Debug)]
-    pub(super) struct Attention {
-        pub(super) query: ParallelLinear,
-        pub(super) key: ParallelLinear,
-        pub(super) value: ParallelLinear,
-        pub(super) output: ParallelLinear,
+    pub(crate) struct Attention {
+        pub(crate) query: ParallelLinear,
+        pub(crate) key: ParallelLinear,
+        pub(crate) value: ParallelLinear,
+        pub(crate) output: ParallelLinear,
     }
 
     #[derive(Module, Sharded, Debug)]
-    pub(super) struct Block {
+    pub(crate) struct Block {
         #[sharded(replicated)]
-        pub(super) norm: LayerNorm,
-        pub(super) attention: Attention,
-        pub(super) up: ParallelLinear,
-        pub(super) down: ParallelLinear,
+        pub(crate) norm: LayerNorm,
+        pub(crate) attention: Attention,
+        pub(crate) up: ParallelLinear,
+        pub(crate) down: ParallelLinear,
     }
 
     #[derive(Module, Sharded, Debug)]
-    pub(super) struct Net {
-        pub(super) embedding: VocabParallelEmbedding,
-        pub(super) blocks: Vec<Block>,
+    pub(crate) struct Net {
+        pub(crate) embedding: VocabParallelEmbedding,
+        pub(crate) blocks: Vec<Block>,
         #[sharded(replicated)]
-        pub(super) norm: LayerNorm,
+        pub(crate) norm: LayerNorm,
         /// No pattern matches it.
-        pub(super) bottleneck: ParallelLinear,
-        pub(super) head: ParallelLinear,
+        pub(crate) bottleneck: ParallelLinear,
+        pub(crate) head: ParallelLinear,
     }
 }
 
@@ -139,7 +139,7 @@ forward!(plain);
 forward!(split);
 
 impl plain::Net {
-    fn new(device: &Device) -> Self {
+    pub(crate) fn new(device: &Device) -> Self {
         let [query, key, features] = HEADS;
         let linear = |from, to| LinearConfig::new(from, to).init(device);
         let block = |layout| plain::Block {
@@ -207,7 +207,7 @@ impl From<plain::Net> for split::Net {
     }
 }
 
-fn plan() -> ParallelPlan {
+pub(crate) fn plan() -> ParallelPlan {
     ParallelPlan::new()
         .vocabulary("embedding")
         .column("blocks.*.attention.query")
@@ -323,143 +323,4 @@ fn frozen_parameters_stay_frozen() {
     for found in found {
         assert_eq!(found.unwrap(), [false, true]);
     }
-}
-
-/// The error of a plan on ranks.
-fn refused(ranks: usize, plan: &ParallelPlan) -> String {
-    let device = Device::flex();
-    let found = run_threads(ranks, GroupOptions::default(), |group| {
-        parallelize(split::Net::from(plain::Net::new(&device)), plan, &group).map(drop)
-    });
-    let mut errors: Vec<_> = found
-        .into_iter()
-        .map(|rank| rank.unwrap_err().to_string())
-        .collect();
-    assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
-    errors.remove(0)
-}
-
-#[rstest]
-#[case::nothing(
-    ParallelPlan::new().column("blocks.*.mlp.up").row("blocks.*.down"),
-    "`blocks.*.mlp.up`: the pattern matches no layer; the module's are `embedding`, \
-    `blocks.0.attention.query`"
-)]
-#[case::twice(
-    ParallelPlan::new().column("blocks.*.up").row("blocks.*.down").column("blocks.1.*p"),
-    "`blocks.1.up`: two patterns match it, `blocks.*.up` and `blocks.1.*p`"
-)]
-#[case::no_row(
-    ParallelPlan::new().column("blocks.*.up"),
-    "`blocks.0.up`: a column split leaves its output split, and `blocks.0` has no row split"
-)]
-#[case::no_column(
-    ParallelPlan::new().row("head"),
-    "`head`: a row split takes a split input, and the module has no column split"
-)]
-#[case::plain_layer(
-    ParallelPlan::new().column("blocks.*.norm"),
-    "`blocks.0.norm`: `LayerNorm` is a plain Burn layer"
-)]
-#[case::embedding(
-    ParallelPlan::new().row("embedding"),
-    "`embedding`: this is an embedding, whose rows `vocabulary` splits"
-)]
-#[case::linear(
-    ParallelPlan::new().vocabulary("head"),
-    "`head`: `vocabulary` splits an embedding"
-)]
-#[case::features(
-    ParallelPlan::new().column_gathered("bottleneck"),
-    "`bottleneck`: 5 output features are not divisible over 4 ranks"
-)]
-#[case::heads(
-    ParallelPlan::new().column("blocks.*.attention.query").heads(2).row("blocks.*.attention.output"),
-    "`blocks.0.attention.query`: 2 heads are not divisible over 4 ranks"
-)]
-#[case::no_heads(
-    ParallelPlan::new().column("blocks.*.attention.query").heads(5).row("blocks.*.attention.output"),
-    "`blocks.0.attention.query`: its 12 split features are no 5 heads of equal size"
-)]
-#[case::shared_heads(
-    ParallelPlan::new().column("blocks.*.attention.key").shared_heads(3)
-        .row("blocks.*.attention.output"),
-    "`blocks.0.attention.key`: a part of 3 units of 2 cannot be sharded over 4 tp ranks"
-)]
-#[case::gathered_heads(
-    ParallelPlan::new().column_gathered("head").heads(4),
-    "`head`: gathered outputs have no heads"
-)]
-#[case::braces(
-    ParallelPlan::new().column("blocks.{0.up"),
-    "the braces of the pattern do not pair"
-)]
-fn wrong_plans_are_refused(#[case] plan: ParallelPlan, #[case] expected: &str) {
-    let error = refused(4, &plan);
-    assert!(error.contains(expected), "{error}");
-}
-
-#[test]
-fn a_split_module_is_not_split_again() {
-    let device = Device::flex();
-    let found = run_threads(2, GroupOptions::default(), |group| {
-        let net = split::Net::from(plain::Net::new(&device));
-        let net = parallelize(net, &plan(), &group)?;
-        Ok::<_, ParallelError>(parallelize(net, &plan(), &group).unwrap_err().to_string())
-    });
-    for error in found {
-        let error = error.unwrap();
-        assert!(
-            error.contains("`embedding`: it is split over 2 ranks already"),
-            "{error}"
-        );
-    }
-}
-
-#[derive(Module, Sharded, Debug)]
-struct WithNorm {
-    norm: Norm,
-    up: ParallelLinear,
-}
-
-#[test]
-fn layers_that_need_a_group_are_refused() {
-    let group = Group::single(0);
-    let device = Device::flex();
-    let net = WithNorm {
-        norm: NormConfig::rms(4).init(&group, &device),
-        up: ParallelLinearConfig::new(4, 4)
-            .init(&group, &device)
-            .unwrap(),
-    };
-    let error = parallelize(net, &ParallelPlan::new().column_gathered("up"), &group);
-    let error = error.unwrap_err().to_string();
-    let expected = "parallelize `norm`: a `Norm` is built with the group that splits it";
-    assert!(error.contains(expected), "{error}");
-}
-
-#[derive(Module, Sharded, Debug)]
-struct WithGroup {
-    #[sharded(replicated = group)]
-    norm: LayerNorm,
-    up: ParallelLinear,
-    #[module(skip)]
-    group: Group,
-}
-
-#[test]
-fn the_group_of_a_field_becomes_that_of_the_layers() {
-    let device = Device::flex();
-    let found = run_threads(2, GroupOptions::default(), |group| {
-        let net = WithGroup {
-            norm: LayerNormConfig::new(4).init(&device),
-            up: LinearConfig::new(4, 4).init(&device).into(),
-            group: Group::single(0),
-        };
-        let net = parallelize(net, &ParallelPlan::new().column_gathered("up"), &group)?;
-        // Every parameter is held once, or as a copy of the two ranks.
-        GroupShards::new(&shard_plan(&net)?, &group).unwrap();
-        Ok::<_, ParallelError>(net.group.size())
-    });
-    assert!(found.into_iter().all(|size| size.unwrap() == 2));
 }

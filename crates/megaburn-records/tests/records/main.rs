@@ -7,15 +7,21 @@ use std::{
     path::Path,
 };
 
-use burn::{module::Module, store::ModuleRecord};
+use burn::{
+    module::Module,
+    prelude::Device,
+    store::ModuleRecord,
+    tensor::quantization::{Calibration, QuantValue},
+};
 use burn_store::{
     BurnToPyTorchAdapter, BurnpackStore, ModuleSnapshot, PytorchStore, SafetensorsStore,
 };
 use megaburn_collective::{Group, GroupOptions, RankFailure, run_threads};
+use megaburn_parallel::{ParallelPlan, ShardedQuantizer, parallelize};
 use megaburn_records::{Layout, RecordFile, RecordsError, full_record, load_from, load_record};
 use rstest::rstest;
 
-use modules::{Parallel, Plain, Sizes};
+use modules::{Parallel, Plain, Planned, Sizes};
 
 const SIZES: [Sizes; 2] = [[13, 6, 8], [32, 5, 12]];
 
@@ -359,5 +365,51 @@ fn a_missing_file_is_named() {
             .map(drop)
     }) {
         assert!(error.contains("cannot read nowhere.bpk"), "{error}");
+    }
+}
+
+#[test]
+fn quantised_shards_are_not_saved() {
+    for error in errors(2, |group| {
+        let scheme = Device::flex().settings().quantization.scheme;
+        let scheme = scheme.with_value(QuantValue::Q8S);
+        let quantizer = ShardedQuantizer::new(Calibration::MinMax, scheme);
+        let module = quantizer.apply(Parallel::new(SIZES[0], &group)?, &group)?;
+        full_record(&module, &group).map(drop)
+    }) {
+        assert!(
+            error.contains("tensor `embedding.weight` is quantised"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_module_that_a_plan_splits_is_saved_as_the_plain_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = ParallelPlan::new()
+        .vocabulary("embedding")
+        .column("layers.0")
+        .row("layers.1");
+    for ranks_of_group in [1, 2, 4] {
+        let file = folder.path().join(format!("{ranks_of_group}.bpk"));
+        let plain = Plain::new(SIZES[0]);
+        let found = ranks(ranks_of_group, |group| {
+            let module = Planned::from(plain.clone());
+            let module = parallelize(module, &plan, &group)?;
+            RecordFile::new(&file).save(&module, &group)?;
+            // Another rank's file of another module is read into the same shards.
+            let other = Planned::from(Plain::new(SIZES[0]));
+            let other = parallelize(other, &plan, &group)?;
+            let other = RecordFile::new(&file).load(other)?;
+            let up = |module: &Planned| module.layers[0].weight.val().into_data();
+            assert_eq!(up(&other), up(&module));
+            Ok(())
+        });
+        found.into_iter().for_each(Result::unwrap);
+        let mut read = Plain::new(SIZES[0]);
+        read.load_from(&mut BurnpackStore::from_file(&file))
+            .unwrap();
+        assert_eq!(read.values(), plain.values());
     }
 }

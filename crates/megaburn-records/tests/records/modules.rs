@@ -38,6 +38,30 @@ pub(crate) struct Parallel {
     group: Group,
 }
 
+/// The layers of the plain module, which `parallelize` splits.
+#[derive(Module, Sharded, Debug)]
+pub(crate) struct Planned {
+    pub(crate) embedding: VocabParallelEmbedding,
+    pub(crate) qkv: ParallelLinear,
+    pub(crate) layers: Vec<ParallelLinear>,
+    #[sharded(replicated)]
+    pub(crate) norm: nn::LayerNorm,
+    #[sharded(skip)]
+    pub(crate) steps: Param<Tensor<1, Int>>,
+}
+
+impl From<Plain> for Planned {
+    fn from(plain: Plain) -> Self {
+        Self {
+            embedding: plain.embedding.into(),
+            qkv: plain.qkv.into(),
+            layers: plain.layers.into_iter().map(Into::into).collect(),
+            norm: plain.norm,
+            steps: plain.steps,
+        }
+    }
+}
+
 /// The features of the module: the vocabulary, the model, and the hidden layer.
 pub(crate) type Sizes = [usize; 3];
 

@@ -25,11 +25,21 @@ pub enum LearnerError {
         degree: usize,
     },
     #[error(
-        "the optimizer clips gradients by norm, but it would see the norm of one rank's shard; \
-        remove its `with_grad_clipping` and call `ParallelTraining::with_max_grad_norm`, which \
-        clips by the norm of the full gradient"
+        "the optimizer clips gradients, but it sees one rank's shards; remove its \
+        `with_grad_clipping` and call `ParallelTraining::with_max_grad_norm`, which clips by the norm \
+        of the full gradient, or use `ShardedOptimizer::with_grad_clipping`"
     )]
-    ClippingByNorm,
+    Clipping,
+    #[error(
+        "the optimizer reads full parameters (as LAMB, Muon and Adafactor do), but it would see one \
+        rank's shards; build it with `ShardedOptimizer`"
+    )]
+    ReadsFullParameters,
+    #[error(
+        "parameter `{path}` does not hold floats; make it a constant tensor, because a training on \
+        several ranks neither sends nor saves it"
+    )]
+    NotFloat { path: String },
     #[error("max_grad_norm is {0}; it must be positive")]
     MaxGradNorm(f64),
     #[error(
@@ -68,6 +78,19 @@ pub enum LearnerError {
         items_a: u64,
         items_b: u64,
     },
+    #[error(
+        "step {step}: ranks {a} and {b} split the same matrices, but the losses of their batches \
+        are {loss_a} and {loss_b}; they read different items, or drop different elements. Build the \
+        data loader on every rank with the same seed and one worker, and drop elements with \
+        `ParallelDropout`"
+    )]
+    DifferentLosses {
+        step: usize,
+        a: usize,
+        b: usize,
+        loss_a: f64,
+        loss_b: f64,
+    },
     #[error("{0}; a layout is given as `--layout tp2-dp2`")]
     Layout(String),
     #[error("rank {rank} {why}")]
@@ -83,6 +106,11 @@ pub enum LearnerError {
         shape: Vec<usize>,
         param: Vec<usize>,
     },
+    #[error(
+        "{} has parameter `{name}`, which the model does not have; it was saved from another model",
+        .path.display()
+    )]
+    OtherModel { path: PathBuf, name: String },
     #[error(
         "{} was saved by another program: it has no learner state", .path.display()
     )]
@@ -102,5 +130,18 @@ pub enum LearnerError {
 impl From<RecordError> for LearnerError {
     fn from(error: RecordError) -> Self {
         Self::Record(error.to_string())
+    }
+}
+
+impl LearnerError {
+    /// The failed collective that it is about, if it is about one.
+    pub fn collective(&self) -> Option<&CollectiveError> {
+        match self {
+            Self::Collective(error)
+            | Self::Checkpoint(CheckpointError::Collective(error))
+            | Self::Optim(OptimError::Collective(error))
+            | Self::Parallel(ParallelError::Collective(error)) => Some(error),
+            _ => None,
+        }
     }
 }

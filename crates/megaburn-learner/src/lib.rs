@@ -20,7 +20,8 @@
 //! | early stopping, `Interrupter` | all ranks stop after the same step |
 //! | learning-rate schedulers, `checkpoint(epoch)` | unchanged |
 //! | `with_default_checkpointers` | refused, because each rank would save its own shards as if they were the model; see [`ParallelTraining::with_checkpoints`] |
-//! | an optimizer's clipping by norm | refused, because it sees one rank's shards; see [`ParallelTraining::with_max_grad_norm`] |
+//! | LAMB, Muon, Adafactor, an optimizer's clipping | with tp refused, because they would see one rank's shards, except in a [`ShardedOptimizer`](megaburn_optim::ShardedOptimizer) |
+//! | data loaders with several workers, or shared by rank threads | not with tp, whose ranks must read the same batches; different losses are an error |
 //! | `with_training_strategy`, `gradient_checkpointing` | replaced by this crate's strategy; the model's device decides on checkpointing |
 
 // Errors are values; the panics that remain are documented.
@@ -30,6 +31,7 @@ mod checkpoint;
 mod error;
 mod events;
 mod gradients;
+mod optimizer;
 mod output;
 mod ranks;
 mod run;
@@ -44,6 +46,7 @@ mod training;
 mod values;
 
 pub use error::LearnerError;
+pub use optimizer::TrainingOptimizer;
 pub use output::RankOutput;
 pub use ranks::run_ranks;
 pub use training::ParallelTraining;

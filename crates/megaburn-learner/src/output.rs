@@ -1,4 +1,4 @@
-//! What a rank sends of its outputs, for the metrics on rank 0.
+//! Outputs that ranks send to rank 0 for its metrics.
 
 use burn::{
     prelude::{Device, Int},
@@ -30,6 +30,10 @@ use burn_train::{
 /// }
 ///
 /// impl RankOutput for Score {
+///     fn loss(&self) -> Option<Tensor<1>> {
+///         Some(self.loss.clone())
+///     }
+///
 ///     fn into_data(self) -> Vec<TensorData> {
 ///         vec![self.loss.into_data(), self.scores.into_data()]
 ///     }
@@ -45,6 +49,10 @@ use burn_train::{
 /// }
 /// ```
 pub trait RankOutput: ItemLazy + 'static {
+    /// The loss of the batch, `[1]`: the same on the ranks of a tensor-parallel group, which is
+    /// compared in the first steps of an epoch. `None` compares nothing.
+    fn loss(&self) -> Option<Tensor<1>>;
+
     /// The values of the output's tensors, in an order of its own.
     fn into_data(self) -> Vec<TensorData>;
 
@@ -74,6 +82,10 @@ fn received(data: Vec<TensorData>, device: &Device) -> Received<'_> {
 }
 
 impl RankOutput for () {
+    fn loss(&self) -> Option<Tensor<1>> {
+        None
+    }
+
     fn into_data(self) -> Vec<TensorData> {
         Vec::new()
     }
@@ -85,6 +97,10 @@ impl RankOutput for () {
 macro_rules! of_three_tensors {
     ($($output:ty: $targets:ty),*) => {$(
         impl RankOutput for $output {
+            fn loss(&self) -> Option<Tensor<1>> {
+                Some(self.loss.clone())
+            }
+
             fn into_data(self) -> Vec<TensorData> {
                 vec![
                     self.loss.into_data(),
@@ -110,6 +126,10 @@ of_three_tensors!(
 );
 
 impl RankOutput for SequenceOutput {
+    fn loss(&self) -> Option<Tensor<1>> {
+        Some(self.loss.clone())
+    }
+
     fn into_data(self) -> Vec<TensorData> {
         let mut data = vec![
             self.loss.into_data(),

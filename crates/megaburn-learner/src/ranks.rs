@@ -2,8 +2,10 @@
 
 use std::{env, error::Error, process::ExitCode};
 
+use megaburn_checkpoint::CheckpointError;
 use megaburn_collective::{
-    ConnectOptions, Group, GroupOptions, ProcessGroups, RankEnv, RankFailure, connect, run_threads,
+    CollectiveError, ConnectOptions, Group, GroupOptions, ProcessGroups, RankEnv, RankFailure,
+    connect, region::FAILED_REGION, run_threads,
 };
 use megaburn_launch::{in_own_pool, tie_to_launcher};
 use megaburn_mesh::Layout;
@@ -120,33 +122,37 @@ fn parsed(text: &str, world: Option<usize>) -> Result<Layout, LearnerError> {
     Layout::parse(text, world).map_err(|error| LearnerError::Layout(error.to_string()))
 }
 
-/// The error that caused the others: one that is not about another rank.
+/// The error that caused the others: one that is not about a failed collective, or else the first.
 fn first_error(results: Vec<Result<(), RankFailure<AnyError>>>) -> Result<(), AnyError> {
-    let mut echo = None;
+    let mut first_echo = None;
     for (rank, result) in results.into_iter().enumerate() {
-        let error: AnyError = match result {
+        let (error, is_echo): (AnyError, bool) = match result {
             Ok(()) => continue,
-            Err(RankFailure::Failed(error)) => error,
+            Err(RankFailure::Failed(error)) => {
+                let is_echo = is_echo(&*error);
+                (error, is_echo)
+            }
             Err(failure) => {
                 let why = failure.to_string();
-                LearnerError::Rank { rank, why }.into()
+                // A layer cannot return the error of its collective.
+                let is_echo = why.contains(FAILED_REGION);
+                (LearnerError::Rank { rank, why }.into(), is_echo)
             }
         };
-        if !is_echo(&*error) {
+        if !is_echo {
             return Err(error);
         }
-        echo.get_or_insert(error);
+        first_echo.get_or_insert(error);
     }
-    echo.map_or(Ok(()), Err)
+    first_echo.map_or(Ok(()), Err)
 }
 
 /// Whether the error only says that another rank failed.
 fn is_echo(error: &(dyn Error + Send + Sync + 'static)) -> bool {
-    use megaburn_collective::CollectiveError;
-
     let collective = match error.downcast_ref::<LearnerError>() {
-        Some(LearnerError::Collective(error)) => Some(error),
-        _ => error.downcast_ref::<CollectiveError>(),
+        Some(LearnerError::Checkpoint(CheckpointError::Peer { .. })) => return true,
+        Some(error) => error.collective(),
+        None => error.downcast_ref::<CollectiveError>(),
     };
     collective.is_some_and(CollectiveError::is_echo)
 }

@@ -1,5 +1,7 @@
 //! The epochs of a training.
 
+use std::collections::BTreeSet;
+
 use burn::{
     lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler},
     optim::ModuleOptimizer,
@@ -17,30 +19,31 @@ use crate::{
     gradients::Gradients,
     output::RankOutput,
     shares::shared,
-    start::{synchronized, synchronized_buffers},
+    start::{Buffers, synchronized},
 };
 
-/// What is trained.
+/// The model, and what updates it.
 pub(crate) struct Parts<M> {
     pub(crate) plan: ShardPlan,
     /// Always `Some`, except while an update replaces it.
     pub(crate) model: Option<M>,
     pub(crate) optimizer: ModuleOptimizer,
+    /// The parameters whose optimizer state is that of the full parameter.
+    pub(crate) full_state: BTreeSet<String>,
     pub(crate) scheduler: ModuleLrScheduler,
 }
 
-impl<M> Parts<M> {
+impl<M: Clone> Parts<M> {
     pub(crate) fn model(&self) -> &M {
         self.model.as_ref().expect("an update puts it back")
     }
 
-    /// Replaces the model by `f` of it, or loses it with an error.
+    /// Replaces the model by `f` of it.
     pub(crate) fn map_model<E>(
         &mut self,
         f: impl FnOnce(M, &ShardPlan) -> Result<M, E>,
     ) -> Result<(), E> {
-        let model = self.model.take().expect("an update puts it back");
-        self.model = Some(f(model, &self.plan)?);
+        self.model = Some(f(self.model().clone(), &self.plan)?);
         Ok(())
     }
 }
@@ -103,8 +106,11 @@ where
         let (num_train, num_valid) = (train.num_items(), valid.num_items());
         let train = shared(train, "training", &groups, &device)?;
         let valid = shared(valid, "validation", &groups, &device.clone().inner())?;
-        self.parts
-            .map_model(|model, plan| synchronized(model.fork(&device), plan, &groups))?;
+        let mut buffers = Buffers::default();
+        self.parts.map_model(|model, plan| {
+            let model = model.fork(&device);
+            synchronized(model, plan, &groups, &mut buffers)
+        })?;
         let resumes_from = self.components.checkpoint;
         let mut checkpoints = match (checkpoints, resumes_from) {
             (Some(checkpoints), epoch) => {
@@ -127,7 +133,7 @@ where
                 break;
             }
             self.parts
-                .map_model(|model, plan| synchronized_buffers(model, plan, &groups))?;
+                .map_model(|model, plan| buffers.synchronized(model, plan, &groups))?;
             self.on_valid(LearnerEvent::StartSplit {
                 epoch_number: epoch,
                 total_items: num_valid,
@@ -180,7 +186,8 @@ where
         let interrupter = &self.components.interrupter;
         let why = interrupter.should_stop().then(|| {
             let error = interrupter.error().map(|error| error.to_string());
-            error.or_else(|| interrupter.get_message())
+            let why = error.or_else(|| interrupter.get_message());
+            why.unwrap_or_else(|| "no reason was given".to_owned())
         });
         let all = objects::gather(&self.groups.world, &why)?;
         let stopped = all.into_iter().enumerate();
@@ -190,7 +197,6 @@ where
             return Ok(false);
         };
         if !interrupter.should_stop() {
-            let why = why.as_deref().unwrap_or("no reason was given");
             interrupter.stop(Some(&format!("rank {rank} stopped: {why}")));
         }
         Ok(true)

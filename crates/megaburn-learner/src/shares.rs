@@ -1,11 +1,11 @@
-//! Which items a rank reads, and what the ranks agree on before a step.
+//! Shares data out to ranks, and lets the ranks agree on a step before they compute it.
 
 use std::{ops::Range, sync::Arc};
 
 use burn::{data::dataloader::DataLoader, prelude::Device, tensor::TensorData};
 use megaburn_collective::ProcessGroups;
 
-use crate::error::LearnerError;
+use crate::{error::LearnerError, output::RankOutput};
 
 /// The items that data-parallel rank `rank` of `ranks` reads: an equal share in a row, and one of the
 /// remaining items on each of the last ranks.
@@ -41,7 +41,7 @@ pub(crate) fn shared<I: 'static>(
     Ok(loader.to_device(device))
 }
 
-/// What the ranks know before they compute a step.
+/// The batches of all ranks in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Agreed {
     /// Number of items in the batches of all data-parallel ranks; 0 at the end of the data.
@@ -68,6 +68,14 @@ pub(crate) fn agree(
     let all = groups.world.all_gather(mine)?;
     let all = all.as_slice::<i64>().expect("it was sent as i64");
     let of = |rank: usize| all[2 * rank] as u64;
+    // A rank that stops may have no batch.
+    if all.chunks(2).any(|rank| rank[1] != 0) {
+        return Ok(Agreed {
+            items: 0,
+            batches: 0,
+            stop: true,
+        });
+    }
     let (mut total, mut batches) = (0, 0);
     for rank in 0..groups.world.size() {
         let at = groups.mesh.coords(rank);
@@ -89,8 +97,49 @@ pub(crate) fn agree(
     Ok(Agreed {
         items: total,
         batches,
-        stop: all.chunks(2).any(|rank| rank[1] != 0),
+        stop: false,
     })
+}
+
+/// Number of steps of an epoch in which losses are compared. Ranks that read different batches show
+/// in one of them, and later steps need not wait for their losses.
+const COMPARED_STEPS: usize = 10;
+
+/// The most by which losses of the same batch may differ on the ranks of a tensor-parallel group.
+const TOLERANCE: f64 = 1e-3;
+
+/// Compares the losses of the ranks of the tensor-parallel group. `in_epoch` is the number of the
+/// step in its epoch, from 0.
+///
+/// # Errors
+/// They differ.
+/// # Collective
+/// The ranks of tp, in the first steps of an epoch; 8 bytes each.
+pub(crate) fn check_losses(
+    groups: &ProcessGroups,
+    step: usize,
+    in_epoch: usize,
+    output: Option<&impl RankOutput>,
+) -> Result<(), LearnerError> {
+    let tp = &groups.tp;
+    if tp.size() == 1 || in_epoch >= COMPARED_STEPS {
+        return Ok(());
+    }
+    let loss = output.and_then(RankOutput::loss);
+    let loss = loss.map_or(f64::NAN, |loss| loss.into_scalar::<f64>());
+    let all = tp.all_gather(TensorData::from([loss]))?;
+    let all = all.as_slice::<f64>().expect("it was sent as f64");
+    let differs = |b: &f64| (b - all[0]).abs() > TOLERANCE * all[0].abs();
+    match all.iter().position(differs) {
+        None => Ok(()),
+        Some(at) => Err(LearnerError::DifferentLosses {
+            step,
+            a: tp.members()[0],
+            b: tp.members()[at],
+            loss_a: all[0],
+            loss_b: all[at],
+        }),
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What ranks other than 0 show and log: nothing.
+//! A renderer and a logger for ranks other than 0, which show and write nothing.
 
 use std::error::Error;
 

@@ -9,7 +9,7 @@ use crate::{
     gradients::Gradients,
     output::RankOutput,
     run::Training,
-    shares::{Agreed, agree},
+    shares::{Agreed, agree, check_losses},
 };
 
 /// This rank's next batch, and what the ranks agreed on about theirs.
@@ -38,6 +38,7 @@ where
     ) -> Result<(), LearnerError> {
         let mut batches = share.iter();
         let (mut done, mut computed, mut accumulated) = (0, 0, 0);
+        let first = self.step + 1;
         while let Some(Batch { batch, items, all }) = self.next_batch(&mut *batches)? {
             done += all.items as usize;
             computed += all.batches;
@@ -48,6 +49,7 @@ where
                 gradients.add(model, output.grads, weight);
                 output.item
             });
+            check_losses(&self.groups, self.step, self.step - first, item.as_ref())?;
             accumulated += 1;
             let accumulates = self.components.grad_accumulation.unwrap_or(1);
             if accumulated >= accumulates || done == total {
@@ -139,7 +141,7 @@ where
         self.step += 1;
         let all = agree(&self.groups, self.step, items, interrupter.should_stop())?;
         self.is_stopping = all.stop;
-        Ok((all.items > 0 && !all.stop).then_some(Batch { batch, items, all }))
+        Ok((all.items > 0).then_some(Batch { batch, items, all }))
     }
 }
 

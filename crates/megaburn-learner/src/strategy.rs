@@ -15,14 +15,14 @@ use crate::{
     run::{Parts, Training},
 };
 
-/// How a model is trained.
+/// The settings of a training.
 pub(crate) struct Options {
     pub(crate) groups: ProcessGroups,
     pub(crate) max_grad_norm: Option<f64>,
     pub(crate) checkpoints: Option<Checkpoints>,
 }
 
-/// Where the strategy, which cannot return errors, leaves one.
+/// A place for an error, because a strategy cannot return one.
 pub(crate) type Failure = Arc<Mutex<Option<LearnerError>>>;
 
 pub(crate) struct Strategy<M> {

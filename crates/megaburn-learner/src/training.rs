@@ -1,4 +1,4 @@
-//! What a program launches.
+//! The entry point: launches a training on all ranks.
 
 use std::{
     path::PathBuf,
@@ -6,8 +6,9 @@ use std::{
 };
 
 use burn::{
-    grad_clipping::GradientClipping, lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
-    optim::ModuleOptimizer,
+    lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
+    module::{Module, ModuleVisitor, Param},
+    tensor::{Bool, Int, Tensor},
 };
 use burn_train::{
     InferenceStep, Learner, LearnerModel, LearningResult, SupervisedTraining, TrainStep,
@@ -20,6 +21,7 @@ use megaburn_parallel::{Sharded, shard_plan};
 use crate::{
     checkpoint::{Checkpoints, default_strategy},
     error::LearnerError,
+    optimizer::TrainingOptimizer,
     output::RankOutput,
     run::Parts,
     silent::{NoLogger, NoRenderer},
@@ -163,8 +165,15 @@ impl ParallelTraining {
         }
     }
 
-    /// Trains `model` as `training` says, and returns this rank's shard of it. Parameters that data-parallel ranks
-    /// or replicas in a tensor-parallel group should share are first set to those of the first rank.
+    /// Trains `model` as `training` says, and returns this rank's shard of it. Parameters that
+    /// data-parallel ranks or replicas in a tensor-parallel group should share are first set to those
+    /// of the first rank.
+    ///
+    /// Every rank builds its own data loaders, with the same seed. Batches of loaders with several
+    /// workers arrive in any order, so they cannot be used with tp. `optimizer` is one of Burn's
+    /// ([`ModuleOptimizer`](burn::optim::ModuleOptimizer)), or a
+    /// [`ShardedOptimizer`](megaburn_optim::ShardedOptimizer). Of a `ModuleOptimizer` with several
+    /// groups of parameters, only the first group's optimizer is checked.
     ///
     /// # Errors
     /// A setting that cannot be right on shards; a folder of checkpoints that cannot be used; an error
@@ -177,7 +186,7 @@ impl ParallelTraining {
         self,
         training: SupervisedTraining<M>,
         model: M,
-        optimizer: ModuleOptimizer,
+        optimizer: impl Into<TrainingOptimizer>,
         scheduler: impl Into<ModuleLrScheduler>,
     ) -> Result<LearningResult<M>, LearnerError>
     where
@@ -185,7 +194,7 @@ impl ParallelTraining {
         <M as TrainStep>::Output: RankOutput,
         <M as InferenceStep>::Output: RankOutput,
     {
-        self.check(&optimizer)?;
+        self.check()?;
         let Self {
             groups,
             max_grad_norm,
@@ -193,6 +202,9 @@ impl ParallelTraining {
             checkpointing,
         } = self;
         let scheduler = scheduler.into();
+        let plan = shard_plan(&model)?;
+        check_kinds(&model)?;
+        let (optimizer, full_state) = optimizer.into().init(&plan, &groups)?;
         let training = if groups.is_main() {
             training
         } else {
@@ -210,9 +222,10 @@ impl ParallelTraining {
         let learner = Learner::new(model.clone(), optimizer.clone(), scheduler.clone());
         let strategy = Strategy::new(
             Parts {
-                plan: shard_plan(&model)?,
+                plan,
                 model: Some(model),
                 optimizer,
+                full_state,
                 scheduler,
             },
             Options {
@@ -234,7 +247,7 @@ impl ParallelTraining {
         }
     }
 
-    fn check(&self, optimizer: &ModuleOptimizer) -> Result<(), LearnerError> {
+    fn check(&self) -> Result<(), LearnerError> {
         let layout = self.groups.layout();
         for axis in [Axis::Pp, Axis::Cp, Axis::Ep, Axis::Etp] {
             let degree = layout.degree(axis);
@@ -251,12 +264,37 @@ impl ParallelTraining {
         {
             return Err(LearnerError::MaxGradNorm(norm));
         }
-        // A group of parameters other than the first can only be asked whether it clips at all.
-        let is_by_value = matches!(optimizer.grad_clipping(), Some(GradientClipping::Value(_)));
-        if self.groups.tp.size() > 1 && optimizer.has_gradient_clipping() && !is_by_value {
-            return Err(LearnerError::ClippingByNorm);
-        }
         Ok(())
+    }
+}
+
+/// Refuses parameters that are not floats.
+fn check_kinds<M: Module>(model: &M) -> Result<(), LearnerError> {
+    struct Kinds(Vec<String>, Option<String>);
+    impl Kinds {
+        fn refuse(&mut self) {
+            self.1.get_or_insert(self.0.join("."));
+        }
+    }
+    impl ModuleVisitor for Kinds {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.0.push(name.to_owned());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.0.pop();
+        }
+        fn visit_int<const D: usize>(&mut self, _: &Param<Tensor<D, Int>>) {
+            self.refuse();
+        }
+        fn visit_bool<const D: usize>(&mut self, _: &Param<Tensor<D, Bool>>) {
+            self.refuse();
+        }
+    }
+    let mut kinds = Kinds(Vec::new(), None);
+    model.visit(&mut kinds);
+    match kinds.1 {
+        Some(path) => Err(LearnerError::NotFloat { path }),
+        None => Ok(()),
     }
 }
 

@@ -44,9 +44,12 @@ pub(crate) fn default_strategy() -> Box<dyn CheckpointingStrategy> {
     Box::new(strategy.build())
 }
 
+/// The beginning of the names of parameters' values in a checkpoint.
+const MODEL: &str = "model.";
+
 /// The name of a parameter's values in a checkpoint.
 fn model_name(path: &str) -> String {
-    format!("model.{path}")
+    format!("{MODEL}{path}")
 }
 
 /// The steps of the checkpoints that any run wrote to `folder`.
@@ -169,7 +172,7 @@ impl Checkpoints {
             ));
             Ok(None)
         })?;
-        let optimizer = saved_optimizer(&parts.optimizer, &ids, &parts.plan, groups)?;
+        let optimizer = saved_optimizer(parts, &ids, groups)?;
         let of_model = values.into_iter().map(|(name, path, data)| {
             let spec = parts.plan.get(&path).expect("the plan has all parameters");
             NamedTensor::new(name, &spec.shard, data)
@@ -179,14 +182,13 @@ impl Checkpoints {
             .map(|state| NamedTensor::new(state.name(), &state.spec, state.data.clone()));
         let tensors: Vec<_> = of_model.chain(of_optimizer).collect();
         let state = LearnerState {
-            epoch,
             scheduler: state::scheduler_scalars(&parts.scheduler)?,
             optimizer: optimizer.state(),
         };
         let snapshot = Snapshot {
             run_id: Some(self.run_id.clone()),
             step: epoch,
-            model: serde_json::json!({ "kind": "learner" }),
+            model: serde_json::Value::Null,
             trainer: state.into_json(),
         };
         let retention = Retention {

@@ -2,17 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use burn::{
-    module::ParamId,
-    optim::{ModuleOptimizer, OptimizerRecord},
-    tensor::TensorData,
-};
+use burn::{module::ParamId, optim::OptimizerRecord, tensor::TensorData};
 use burn_pack::{Tensor, Writer};
 use megaburn_collective::ProcessGroups;
-use megaburn_mesh::{Axis, ShardPlan, ShardSpec};
+use megaburn_mesh::{Axis, ShardSpec};
 
 use super::state::{ParamState, read, written};
-use crate::error::LearnerError;
+use crate::{error::LearnerError, run::Parts};
 
 /// One tensor of an optimizer's state.
 pub(super) struct StateTensor {
@@ -58,14 +54,13 @@ impl SavedOptimizer {
     }
 }
 
-/// The state of `optimizer`. `ids` names the parameters.
+/// The state of the optimizer. `ids` names the parameters.
 ///
 /// # Errors
 /// A state tensor of a split parameter has another shape than the parameter.
-pub(super) fn saved_optimizer(
-    optimizer: &ModuleOptimizer,
+pub(super) fn saved_optimizer<M>(
+    parts: &Parts<M>,
     ids: &[(ParamId, String)],
-    plan: &ShardPlan,
     groups: &ProcessGroups,
 ) -> Result<SavedOptimizer, LearnerError> {
     let paths: BTreeMap<String, &String> = ids
@@ -77,7 +72,7 @@ pub(super) fn saved_optimizer(
         let (id, field) = name.split_once('.')?;
         Some(((*paths.get(id)?).clone(), field.to_owned()))
     };
-    let reader = read(optimizer.to_record().into_bytes()?)?;
+    let reader = read(parts.optimizer.to_record().into_bytes()?)?;
     let mut saved = SavedOptimizer::default();
     for (name, value) in reader.scalars() {
         if let Some((path, field)) = named(name) {
@@ -91,8 +86,9 @@ pub(super) fn saved_optimizer(
         let Some((path, field)) = named(&name) else {
             continue;
         };
-        let param = plan.get(&path).expect("the plan has all parameters");
-        let spec = state_spec(&param.shard, &shape, groups);
+        let param = parts.plan.get(&path).expect("the plan has all parameters");
+        let is_full = parts.full_state.contains(&path);
+        let spec = state_spec(&param.shard, is_full, &shape, groups);
         let spec = spec.ok_or_else(|| LearnerError::OptimizerState {
             path: path.clone(),
             field: field.clone(),
@@ -110,14 +106,20 @@ pub(super) fn saved_optimizer(
 }
 
 /// The part of the full state that a rank's state of `shape` is, if it is known: that of the
-/// parameter, or all of it where the parameter is not split.
-fn state_spec(param: &ShardSpec, shape: &[usize], groups: &ProcessGroups) -> Option<ShardSpec> {
+/// parameter, or all of it if the state `is_full` or the parameter is not split.
+fn state_spec(
+    param: &ShardSpec,
+    is_full: bool,
+    shape: &[usize],
+    groups: &ProcessGroups,
+) -> Option<ShardSpec> {
     let local = param.local_shape();
-    if local == shape {
+    if !is_full && local == shape {
         return Some(param.clone());
     }
     let tp = &groups.tp;
-    (local == param.global_shape).then(|| ShardSpec::whole(shape, Axis::Tp, tp.rank(), tp.size()))
+    (is_full || local == param.global_shape)
+        .then(|| ShardSpec::whole(shape, Axis::Tp, tp.rank(), tp.size()))
 }
 
 /// The record of state that `read` returns by path and field.

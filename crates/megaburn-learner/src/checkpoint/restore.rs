@@ -7,7 +7,7 @@ use megaburn_checkpoint::{Checkpoint, checkpoint_path};
 use megaburn_mesh::{Axis, ShardSpec};
 
 use super::{
-    model_name,
+    MODEL, model_name,
     optimizer::{optimizer_record, state_name},
     state::{LearnerState, scheduler_record},
 };
@@ -25,6 +25,14 @@ pub(super) fn restore<M: Module>(
     let path = checkpoint_path(folder, epoch);
     let checkpoint = Checkpoint::open(&path)?;
     let state = LearnerState::from_json(checkpoint.trainer(), &path)?;
+    for name in checkpoint.manifest().tensors.keys() {
+        let path = name.strip_prefix(MODEL);
+        if path.is_some_and(|path| parts.plan.get(path).is_none()) {
+            let name = name.clone();
+            let path = checkpoint.path().to_path_buf();
+            return Err(LearnerError::OtherModel { path, name });
+        }
+    }
     let mut ids = Vec::new();
     parts.map_model(|model, plan| {
         map_values(model, |value| {
@@ -41,13 +49,20 @@ pub(super) fn restore<M: Module>(
         let name = state_name(path, field);
         let full = checkpoint.global_shape(&name)?;
         let dtype = checkpoint.dtype(&name)?;
-        let data = if full == param.shard.global_shape {
-            checkpoint.read(&name, &param.shard, dtype)?
-        } else {
+        let is_split = param.shard.local_shape() != param.shard.global_shape;
+        if parts.full_state.contains(path) || !is_split {
             let all = ShardSpec::whole(full, Axis::Tp, 0, 1);
-            checkpoint.read(&name, &all, dtype)?
-        };
-        Ok(data)
+            return Ok(checkpoint.read(&name, &all, dtype)?);
+        }
+        if full != param.shard.global_shape {
+            return Err(LearnerError::OptimizerState {
+                path: path.to_owned(),
+                field: field.to_owned(),
+                shape: full.to_vec(),
+                param: param.shard.local_shape(),
+            });
+        }
+        Ok(checkpoint.read(&name, &param.shard, dtype)?)
     })?;
     parts.optimizer = parts.optimizer.clone().load_record(record);
     let scheduler = scheduler_record(&state.scheduler)?;

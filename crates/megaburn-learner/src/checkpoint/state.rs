@@ -1,4 +1,4 @@
-//! What a checkpoint holds of a learner other than tensors.
+//! The part of a checkpoint that is not tensors.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -17,8 +17,6 @@ pub(super) type Scalars = BTreeMap<String, Scalar>;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LearnerState {
-    /// The epoch after which it was saved.
-    pub(super) epoch: u64,
     pub(super) scheduler: Scalars,
     /// For each parameter with state, by path.
     pub(super) optimizer: BTreeMap<String, ParamState>,

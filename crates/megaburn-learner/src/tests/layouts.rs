@@ -188,3 +188,20 @@ fn layers_that_every_rank_drew_for_itself_are_made_equal() {
         assert_eq!(rank.1[..4], ranks[0].0[..4]);
     }
 }
+
+#[test]
+fn running_statistics_are_those_of_rank_0_on_all_ranks() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = Program::new(dir.path());
+    let ranks = program.run("dp2", |program, groups| {
+        let net = Net::known(&groups.tp).with_batch_norm();
+        let result =
+            program
+                .parallel(groups)
+                .launch(program.training(), net, optimizer(), schedule())?;
+        Ok(result.model.running_mean())
+    });
+    let ranks: Vec<_> = ranks.into_iter().map(|rank| rank.unwrap()).collect();
+    assert!(ranks[0].iter().all(|mean| *mean != 0.0), "{ranks:?}");
+    assert_eq!(ranks[0], ranks[1]);
+}

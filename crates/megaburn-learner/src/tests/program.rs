@@ -1,6 +1,7 @@
 //! A Learner program of a user: the model, the data, and what its metrics saw.
 
 use std::{
+    ops::Range,
     path::Path,
     sync::{Arc, Mutex},
 };
@@ -44,6 +45,8 @@ pub(super) struct Net {
     /// It gets no gradient.
     #[sharded(replicated = group)]
     unused: nn::Linear,
+    #[sharded(replicated = group)]
+    batch_norm: Option<nn::BatchNorm>,
     #[module(skip)]
     group: Group,
 }
@@ -60,6 +63,7 @@ impl Net {
             norm: nn::LayerNormConfig::new(WIDTH).init(&device),
             head: nn::LinearConfig::new(WIDTH, 1).init(&device),
             unused: nn::LinearConfig::new(2, 2).init(&device),
+            batch_norm: None,
             group: group.clone(),
         }
     }
@@ -80,7 +84,28 @@ impl Net {
         net
     }
 
+    pub(super) fn with_batch_norm(self) -> Self {
+        let norm = nn::BatchNormConfig::new(WIDTH).init(&Device::flex().autodiff());
+        Self {
+            batch_norm: Some(norm),
+            ..self
+        }
+    }
+
+    pub(super) fn running_mean(&self) -> Vec<f32> {
+        let norm = self.batch_norm.as_ref().unwrap();
+        norm.running_mean
+            .value_sync()
+            .into_data()
+            .try_to_vec()
+            .unwrap()
+    }
+
     pub(super) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let x = match &self.batch_norm {
+            Some(norm) => norm.forward(x),
+            None => x,
+        };
         let x = x.unsqueeze_dim::<3>(1);
         let x = self.down.forward(gelu(self.up.forward(x)));
         self.head.forward(self.norm.forward(x.squeeze_dim(1)))
@@ -153,7 +178,11 @@ impl Batcher<u32, [Tensor<2>; 2]> for ToTensors {
 }
 
 pub(super) fn loader(items: u32) -> Arc<dyn DataLoader<[Tensor<2>; 2]>> {
-    let items = InMemDataset::new((0..items).collect());
+    loader_of(0..items)
+}
+
+pub(super) fn loader_of(items: Range<u32>) -> Arc<dyn DataLoader<[Tensor<2>; 2]>> {
+    let items = InMemDataset::new(items.collect());
     DataLoaderBuilder::new(ToTensors)
         .batch_size(BATCH)
         .build(items)

@@ -1,9 +1,13 @@
 //! Settings that cannot be right on shards.
 
-use burn::{grad_clipping::GradientClippingConfig, optim::AdamWConfig};
+use burn::{
+    grad_clipping::GradientClippingConfig,
+    optim::{AdamWConfig, LambConfig},
+};
+use burn_train::SupervisedTraining;
 use megaburn_collective::ProcessGroups;
 
-use super::program::{Net, Program, loader, optimizer, schedule};
+use super::program::{Net, Program, loader, loader_of, optimizer, schedule};
 use crate::{LearnerError, ParallelTraining};
 
 /// The message of the error that `launch` ends with on every rank.
@@ -41,14 +45,13 @@ fn what_cannot_be_right_on_shards_is_refused_with_what_to_do() {
         "{axis}"
     );
 
-    let clipping = refused("tp2", |program, groups| {
-        let clipping = GradientClippingConfig::Norm(1.0);
-        let optimizer = AdamWConfig::new().with_grad_clipping(Some(clipping)).init();
+    let lamb = refused("tp2", |program, groups| {
         let (net, parallel) = (Net::known(&groups.tp), ParallelTraining::new(groups));
+        let optimizer = LambConfig::new().init();
         parallel.launch(program.training(), net, optimizer, schedule())?;
         Ok(())
     });
-    assert!(clipping.contains("with_max_grad_norm"), "{clipping}");
+    assert!(lamb.contains("ShardedOptimizer"), "{lamb}");
 
     for norm in [0.0, -1.0, f64::NAN] {
         let norm = refused("dp1", |program, groups| {
@@ -82,7 +85,7 @@ fn what_cannot_be_right_on_shards_is_refused_with_what_to_do() {
     assert!(resume.contains("checkpoint(3)"), "{resume}");
 
     let few = refused("dp2", |program, groups| {
-        let training = burn_train::SupervisedTraining::new(program.dir, loader(8), loader(1))
+        let training = SupervisedTraining::new(program.dir, loader(8), loader(1))
             .with_application_logger(None);
         let (net, parallel) = (Net::known(&groups.tp), ParallelTraining::new(groups));
         parallel.launch(training, net, optimizer(), schedule())?;
@@ -95,25 +98,20 @@ fn what_cannot_be_right_on_shards_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn clipping_by_value_and_clipping_of_unsplit_parameters_are_allowed() {
+fn clipping_of_unsplit_parameters_is_allowed() {
     let dir = tempfile::tempdir().unwrap();
     let program = Program {
         epochs: 1,
         ..Program::new(dir.path())
     };
-    for (layout, clipping) in [
-        ("tp2", GradientClippingConfig::Value(0.01)),
-        ("dp2", GradientClippingConfig::Norm(1.0)),
-    ] {
-        let ranks = program.run(layout, |program, groups| {
-            let clipping = Some(clipping.clone());
-            let optimizer = AdamWConfig::new().with_grad_clipping(clipping).init();
-            let (net, parallel) = (Net::known(&groups.tp), ParallelTraining::new(groups));
-            parallel.launch(program.training(), net, optimizer, schedule())?;
-            Ok(())
-        });
-        ranks.into_iter().for_each(|rank| rank.unwrap());
-    }
+    let ranks = program.run("dp2", |program, groups| {
+        let clipping = Some(GradientClippingConfig::Norm(1.0));
+        let optimizer = AdamWConfig::new().with_grad_clipping(clipping).init();
+        let (net, parallel) = (Net::known(&groups.tp), ParallelTraining::new(groups));
+        parallel.launch(program.training(), net, optimizer, schedule())?;
+        Ok(())
+    });
+    ranks.into_iter().for_each(|rank| rank.unwrap());
 }
 
 #[test]
@@ -152,7 +150,7 @@ fn ranks_that_split_matrices_must_read_the_same_batches() {
     let program = Program::new(dir.path());
     let ranks = program.run("tp2", |program, groups| {
         let items = if groups.tp.rank() == 0 { 8 } else { 7 };
-        let training = burn_train::SupervisedTraining::new(program.dir, loader(items), loader(8))
+        let training = SupervisedTraining::new(program.dir, loader(items), loader(8))
             .with_application_logger(None);
         let (net, parallel) = (Net::known(&groups.tp), ParallelTraining::new(groups));
         parallel.launch(training, net, optimizer(), schedule())?;
@@ -161,5 +159,27 @@ fn ranks_that_split_matrices_must_read_the_same_batches() {
     for rank in ranks {
         let error = rank.unwrap_err().to_string();
         assert!(error.contains("step 2: ranks 0 and 1"), "{error}");
+    }
+}
+
+#[test]
+fn ranks_that_split_matrices_must_read_the_same_items() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = Program::new(dir.path());
+    let ranks = program.run("tp2", |program, groups| {
+        // As with loaders that shuffle with seeds of their own.
+        let first = 8 * groups.tp.rank() as u32;
+        let training = SupervisedTraining::new(program.dir, loader_of(first..first + 8), loader(8))
+            .with_application_logger(None);
+        let (net, parallel) = (Net::known(&groups.tp), ParallelTraining::new(groups));
+        parallel.launch(training, net, optimizer(), schedule())?;
+        Ok(())
+    });
+    for rank in ranks {
+        let error = rank.unwrap_err().to_string();
+        assert!(
+            error.contains("ranks 0 and 1") && error.contains("same seed"),
+            "{error}"
+        );
     }
 }

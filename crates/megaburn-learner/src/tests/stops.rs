@@ -11,9 +11,11 @@ use burn::{
     tensor::Tensor,
 };
 use burn_train::{
-    EarlyStoppingStrategy, LearningResult, SupervisedTraining, metric::store::EventStoreClient,
+    EarlyStoppingStrategy, Interrupter, LearningResult, SupervisedTraining,
+    metric::store::EventStoreClient,
 };
 use megaburn_collective::ProcessGroups;
+use rstest::rstest;
 
 use super::program::{Net, Program, batch, loader, optimizer, schedule};
 
@@ -103,15 +105,18 @@ fn launched(
         .launch(training, net, optimizer(), schedule())
 }
 
-#[test]
-fn an_item_that_cannot_be_read_stops_all_ranks() {
+#[rstest]
+// Data-parallel rank 1 has items 8 to 15; the ranks of a tensor-parallel group have all.
+#[case("dp2", 13)]
+#[case("tp2", 5)]
+fn an_item_that_cannot_be_read_stops_all_ranks(#[case] layout: &str, #[case] at: usize) {
     let dir = tempfile::tempdir().unwrap();
     let program = Program::new(dir.path());
-    let ranks = program.run("dp2", |program, groups| {
-        // Rank 1 has items 8 to 15.
+    let ranks = program.run(layout, |program, groups| {
+        let at = if groups.world.rank() == 1 { at } else { 99 };
         let train = DataLoaderBuilder::new(ToTensors)
             .batch_size(4)
-            .build(Broken { at: 13 });
+            .build(Broken { at });
         let training = SupervisedTraining::new(dir.path(), train, loader(8))
             .with_application_logger(None)
             .renderer(Box::new(crate::silent::NoRenderer));
@@ -133,6 +138,45 @@ fn an_item_that_cannot_be_read_stops_all_ranks() {
         reason.contains("rank 1") && reason.contains("the disk is gone"),
         "{reason}"
     );
+}
+
+/// Asks to stop at the end of an epoch, without a reason.
+#[derive(Clone)]
+struct StopsAt {
+    epoch: usize,
+    interrupter: Interrupter,
+}
+
+impl EarlyStoppingStrategy for StopsAt {
+    fn should_stop(&mut self, epoch: usize, _: &EventStoreClient) -> bool {
+        if epoch == self.epoch {
+            self.interrupter.stop(None);
+        }
+        false
+    }
+}
+
+#[test]
+fn a_stop_without_a_reason_ends_the_training_and_keeps_its_checkpoints() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = Program {
+        epochs: 9,
+        saves: true,
+        ..Program::new(dir.path())
+    };
+    let ranks = program.run("dp2", |program, groups| {
+        let training = program.training();
+        let stops = StopsAt {
+            epoch: 2,
+            interrupter: training.interrupter(),
+        };
+        let result = launched(program, groups, training.early_stopping(stops))?;
+        Ok(result.interrupted.is_some())
+    });
+    assert!(ranks.into_iter().all(|rank| rank.unwrap()));
+    let folder = dir.path().join("checkpoints");
+    let is_there = |epoch| folder.join(format!("step-{epoch:08}")).exists();
+    assert!(is_there(1) && is_there(2) && !is_there(3));
 }
 
 #[test]

@@ -139,6 +139,18 @@ impl ShardedOptimizer {
         self
     }
 
+    /// Whether the state of the parameter at `path` is that of the full parameter, also where a rank
+    /// holds only a part of it.
+    pub fn has_full_state(&self, path: &str) -> bool {
+        self.member(path).reads == Reads::Parameter
+    }
+
+    fn member(&self, path: &str) -> &Member {
+        let members = self.groups.iter().rev();
+        let mut members = members.filter(|(is_member, _)| is_member(path));
+        members.next().map_or(&self.default, |(_, member)| member)
+    }
+
     /// Builds the optimizer for a module with this plan. Its `step` is Burn's, and every member of
     /// the group calls it together.
     ///

@@ -141,11 +141,12 @@ pub(crate) fn write_safetensors(
         what: path.display().to_string(),
         why: error.to_string(),
     })?;
-    Ok(if overwrite {
-        scratch.commit()?
+    if overwrite {
+        scratch.commit()?;
     } else {
-        scratch.commit_new()?
-    })
+        scratch.commit_new()?;
+    }
+    Ok(())
 }
 
 /// A tensor that is gathered when its bytes are written.

@@ -183,12 +183,23 @@ impl ModuleMapper for Quantize<'_> {
         }
         let value = param.base();
         let [rows, columns] = [value.dims()[0], value.dims()[1]];
-        match quantizer.range(&value.clone().reshape([rows, columns]), shards) {
-            Ok(range) => param.map(|value| {
-                value.quantize(
-                    &quantizer.scheme,
-                    compute_q_params(&quantizer.scheme, range),
-                )
+        let is_autodiff = value.is_autodiff();
+        let value = if is_autodiff { value.inner() } else { value };
+        match quantizer.range(&value.reshape([rows, columns]), shards) {
+            Ok(CalibrationRange { min, max }) => param.map(|value| {
+                let on_device = |x| {
+                    if is_autodiff {
+                        Tensor::from_inner(x)
+                    } else {
+                        x
+                    }
+                };
+                let range = CalibrationRange {
+                    min: on_device(min),
+                    max: on_device(max),
+                };
+                let params = compute_q_params(&quantizer.scheme, range);
+                value.quantize(&quantizer.scheme, params)
             }),
             Err(error) => {
                 self.error = Some(error);

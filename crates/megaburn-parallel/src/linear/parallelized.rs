@@ -66,12 +66,9 @@ impl SplitLayer for ParallelLinear {
         group: &Group,
     ) -> Result<(), ParallelError> {
         let Some(rule) = rule else {
-            let (rank, ranks) = (group.rank(), group.size());
             let plan = &mut self.plan;
-            let whole =
-                |spec: &ShardSpec| ShardSpec::whole(&spec.global_shape, spec.axis, rank, ranks);
-            plan.weight_spec = whole(&plan.weight_spec);
-            plan.bias_spec = plan.bias_spec.as_ref().map(whole);
+            plan.weight_spec = whole(&plan.weight_spec, group);
+            plan.bias_spec = plan.bias_spec.as_ref().map(|spec| whole(spec, group));
             plan.copied_on = Some(group.clone());
             return Ok(());
         };
@@ -89,6 +86,11 @@ impl SplitLayer for ParallelLinear {
         self.plan = plan;
         Ok(())
     }
+}
+
+/// The part of a parameter that every rank of a group holds in full.
+fn whole(spec: &ShardSpec, group: &Group) -> ShardSpec {
+    ShardSpec::whole(&spec.global_shape, spec.axis, group.rank(), group.size())
 }
 
 fn config_of(

@@ -8,7 +8,7 @@ use burn::{
     optim::{AdamWConfig, GradientsParams},
     prelude::{Device, Int},
     tensor::{
-        Tensor, TensorData,
+        Tensor, TensorData, Tolerance,
         activation::gelu,
         quantization::{Calibration, QuantScheme, QuantValue},
     },
@@ -188,7 +188,7 @@ fn factors_of_shards_are_trained_as_on_one_rank(#[values(0, 1)] case: usize) {
         for found in on_ranks(ranks, |group| trained(sizes, &group)) {
             found
                 .0
-                .assert_approx_eq::<f32>(&expected.0, burn::tensor::Tolerance::absolute(1e-5));
+                .assert_approx_eq::<f32>(&expected.0, Tolerance::absolute(1e-5));
             assert_close(&found.1, &expected.1);
             assert_close(&found.2, &expected.2);
         }
@@ -225,7 +225,7 @@ fn on_one_rank_it_is_burns_lora() {
     let logits = merged.forward(ids(13, &device)).into_data();
     logits.assert_approx_eq::<f32>(
         &plain.forward(ids(13, &device)).into_data(),
-        burn::tensor::Tolerance::absolute(1e-6),
+        Tolerance::absolute(1e-6),
     );
 }
 
@@ -343,6 +343,31 @@ fn shards_are_quantised_as_the_full_matrix_is(#[case] calibration: Calibration) 
                 // A mean is summed in another order.
                 assert_close(&found, &expected);
             }
+        }
+    }
+}
+
+#[test]
+fn quantised_weights_are_adapted_as_on_one_rank() {
+    let trained = |group: Group| {
+        let device = Device::flex().autodiff();
+        let net = Net::new(SIZES[0], &group).unwrap();
+        let quantizer = ShardedQuantizer::new(Calibration::MinMax, scheme());
+        let net = quantizer.apply(net, &group).unwrap();
+        let net = ShardedLora::new(2, 3.0).apply(net).unwrap();
+        let logits = net.forward(ids(SIZES[0][0], &device));
+        let loss = (logits.clone() - 0.5).square().mean();
+        let grads = GradientsParams::from_grads(loss.backward(), &net);
+        (logits.into_data(), net.full(Some(&grads)))
+    };
+    let (logits, grads) = on_ranks(1, trained).remove(0);
+    assert_eq!(grads.len(), 8);
+    for ranks in [2, 4] {
+        for found in on_ranks(ranks, trained) {
+            found
+                .0
+                .assert_approx_eq::<f32>(&logits, Tolerance::absolute(1e-5));
+            assert_close(&found.1, &grads);
         }
     }
 }

@@ -13,5 +13,6 @@ mod layouts;
 mod models;
 mod mtp;
 mod optim;
+mod own_models;
 mod precision;
 mod runs;

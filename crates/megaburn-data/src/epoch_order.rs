@@ -6,7 +6,7 @@ use crate::permutation::Permutation;
 
 /// Every sample of a data set once in each epoch.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct EpochOrder {
+pub struct EpochOrder {
     num_samples: u64,
     shuffle: Option<PositionRng>,
 }
@@ -14,7 +14,7 @@ pub(crate) struct EpochOrder {
 impl EpochOrder {
     /// Each epoch has an order of its own. Data set `number` of a mixture has another order than
     /// others of its size.
-    pub(crate) fn shuffled(num_samples: u64, seed: u64, number: usize) -> Self {
+    pub fn shuffled(num_samples: u64, seed: u64, number: usize) -> Self {
         let name = match number {
             0 => "train".into(),
             _ => format!("train {number}"),
@@ -26,7 +26,7 @@ impl EpochOrder {
     }
 
     /// All epochs have the order of the data set.
-    pub(crate) fn sequential(num_samples: u64) -> Self {
+    pub fn sequential(num_samples: u64) -> Self {
         Self {
             num_samples,
             shuffle: None,
@@ -34,12 +34,12 @@ impl EpochOrder {
     }
 
     /// Number of samples of an epoch, which is at least 1.
-    pub(crate) fn num_samples(&self) -> u64 {
+    pub fn num_samples(&self) -> u64 {
         self.num_samples
     }
 
     /// The epoch of sample `index`, and its number in the data set.
-    pub(crate) fn position(&self, index: u64) -> (u64, u64) {
+    pub fn position(&self, index: u64) -> (u64, u64) {
         let epoch = index / self.num_samples;
         let index = index % self.num_samples;
         let sample = match self.shuffle {

@@ -82,6 +82,7 @@ pub use burn_dataset::{DatasetSampler, SamplesDataset};
 pub use cache_folder::default_cache_dir;
 pub use corpus::Corpus;
 pub use dataset::{Split, TokenDataset};
+pub use epoch_order::EpochOrder;
 pub use error::DataError;
 pub use files::read_text;
 pub use fim::{FimConfig, FimSamples};

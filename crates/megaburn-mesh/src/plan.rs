@@ -59,6 +59,16 @@ impl ShardPlan {
         self.params.get(path)
     }
 
+    /// Marks the parameter at `path` as copy `copy` of one that ranks outside its axis hold too
+    /// ([`ShardSpec::copy`]). Returns whether there is one.
+    pub fn mark_copy(&mut self, path: &str, copy: usize) -> bool {
+        let spec = self.params.get_mut(path);
+        spec.is_some_and(|spec| {
+            spec.shard = spec.shard.clone().copy(copy);
+            true
+        })
+    }
+
     /// All parameters in path order, which is the same on every rank.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &ParamSpec)> {
         self.params.iter().map(|(path, spec)| (path.as_str(), spec))

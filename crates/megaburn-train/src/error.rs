@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::{
     diagnosis::Diagnosis, exit::Exit, megatron::MegatronError, resume_error::ResumeError,
-    run_folder::RunFolderError,
+    run_folder::RunFolderError, task::TaskRunError,
 };
 
 /// Why a run cannot start or continue.
@@ -33,6 +33,8 @@ pub enum TrainError {
         origin: String,
         nearest: Option<String>,
     },
+    #[error(transparent)]
+    Task(#[from] TaskRunError),
     #[error("`{key}` in {origin} is no longer supported: {why}; remove it")]
     RemovedKey {
         key: String,
@@ -251,6 +253,7 @@ impl TrainError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::UnknownKey { .. }
+            | Self::Task(_)
             | Self::RemovedKey { .. }
             | Self::WrongType { .. }
             | Self::Value { .. }

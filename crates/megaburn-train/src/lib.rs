@@ -21,23 +21,28 @@ pub mod memory;
 mod monitor;
 mod pipeline;
 mod precision_line;
+mod rank_run;
 mod ranks;
 mod report;
 mod reshard;
 mod resume_error;
+mod resumed;
 mod run;
 mod run_folder;
+mod run_trainer;
 mod saves;
 pub mod signal;
 mod start;
 mod state;
 mod stop;
 mod stored_checkpoints;
+mod task;
 pub mod text;
 pub mod time;
 mod train_loop;
 mod train_state;
 mod trainer;
+mod trainer_core;
 
 pub use config::{ConfigLayers, TrainConfig};
 pub use data::{DefaultText, RunData};
@@ -48,10 +53,17 @@ pub use pipeline::Pipeline;
 pub use ranks::run_ranks;
 pub use reshard::reshard;
 pub use resume_error::{RecordedInit, ResumeError};
+pub use resumed::Resumed;
 pub use run::pretrain;
 pub use run_folder::{IdleRun, RunFolderError, RunInfo};
 pub use start::report_start_failure;
 pub use stop::StopReason;
+pub use task::{
+    BatchFn, LossSum, MicroBatch, ModelPlace, ModelTrainer, PipelineSplit, Stage, StageOutput,
+    TaskConfig, TaskData, TaskError, TaskLayers, TaskRunError, TrainData, TrainModel, TrainTask,
+    train_task,
+};
 pub use train_loop::Ended;
 pub use train_state::{TrainState, TrainStateConfig};
-pub use trainer::{Conversions, LossScaleConversion, Progress, Resumed, ResumedAmaxes, Trainer};
+pub use trainer::{Conversions, LossScaleConversion, ResumedAmaxes, Trainer};
+pub use trainer_core::Progress;

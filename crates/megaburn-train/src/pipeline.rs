@@ -46,7 +46,7 @@ struct SharedParam {
 }
 
 impl Pipeline {
-    /// The pipeline of the rank in `groups`.
+    /// The pipeline of the rank in `groups`, for a decoder.
     ///
     /// # Errors
     /// The model has too few layers, or the requested split of the layers is not possible.
@@ -58,15 +58,36 @@ impl Pipeline {
         dtype: Dtype,
         groups: &ProcessGroups,
     ) -> Result<Self, TrainError> {
+        let shared = |layers: &StageLayers| model.shared_params(layers);
+        Self::of_layers(parallel, model.layers, shared, dtype, groups).map(|pipeline| Self {
+            hidden: model.hidden,
+            ..pipeline
+        })
+    }
+
+    /// The pipeline of the rank in `groups`, for a model of `num_layers` layers. `shared_params`
+    /// names the parameters of a stage that other stages use too.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    /// # Collective
+    /// No communication.
+    pub(crate) fn of_layers(
+        parallel: &ParallelConfig,
+        num_layers: usize,
+        shared_params: impl Fn(&StageLayers) -> Vec<&'static str>,
+        dtype: Dtype,
+        groups: &ProcessGroups,
+    ) -> Result<Self, TrainError> {
         let dtype: FloatDType = dtype.into();
         let layout = groups.layout();
         let group = &groups.pp;
         let stages = parallel.schedule(layout.pp, 1).stages();
         let all = match layout.pp {
-            1 => vec![StageLayers::whole(model.layers)],
+            1 => vec![StageLayers::whole(num_layers)],
             _ => parallel
                 .layer_split()
-                .stages(model.layers, stages.num_stages())?,
+                .stages(num_layers, stages.num_stages())?,
         };
         let (chunks, last) = match layout.pp {
             1 => (all.clone(), 0),
@@ -82,14 +103,14 @@ impl Pipeline {
                 stages.rank_of(stage)
             }
         };
-        let shared = shared_params(model, &all, rank_of, groups)?;
+        let shared = shared_with(shared_params, &all, rank_of, groups)?;
         Ok(Self {
             parallel: parallel.clone(),
             neighbours: P2pGroups::new(group, stages)?,
             chunks,
             last,
             shared,
-            hidden: model.hidden,
+            hidden: 0,
             dtype: dtype.into(),
             splits: layout.cp * if layout.sp { layout.tp } else { 1 },
             schedule: None,
@@ -164,7 +185,11 @@ impl Pipeline {
     /// The messages between stages, for micro-batches `[seq_len, samples]`.
     pub fn p2p_spec(&self, tokens: [usize; 2], device: &Device) -> P2pSpec {
         let [seq_len, samples] = tokens;
-        let shape = [seq_len / self.splits, samples, self.hidden];
+        self.p2p_spec_of([seq_len / self.splits, samples, self.hidden], device)
+    }
+
+    /// The messages of this shape between stages.
+    pub(crate) fn p2p_spec_of(&self, shape: [usize; 3], device: &Device) -> P2pSpec {
         let neighbours = self.neighbours.clone();
         let dtype = self.dtype;
         P2pSpec {
@@ -231,8 +256,8 @@ impl Pipeline {
 
 /// The parameters that the stages of this rank share with other stages, in the same order on all
 /// ranks. `stages` are those of the whole pipeline.
-fn shared_params(
-    model: &DecoderConfig,
+fn shared_with(
+    shared_params: impl Fn(&StageLayers) -> Vec<&'static str>,
     stages: &[StageLayers],
     rank_of: impl Fn(usize) -> usize,
     groups: &ProcessGroups,
@@ -240,7 +265,7 @@ fn shared_params(
     let group = &groups.pp;
     let mut users: BTreeMap<&'static str, Vec<usize>> = BTreeMap::new();
     for (stage, layers) in stages.iter().enumerate() {
-        for path in model.shared_params(layers) {
+        for path in shared_params(layers) {
             users.entry(path).or_default().push(rank_of(stage));
         }
     }

@@ -1,5 +1,6 @@
 //! Rank 0's output about a run, on the console and in files.
 
+mod decoder;
 mod precision;
 mod saved;
 mod start;
@@ -8,31 +9,31 @@ use std::{path::PathBuf, sync::Arc};
 
 use burn::prelude::Device;
 use megaburn_collective::RankEnv;
-use megaburn_data::HfTokenizer;
-use megaburn_models::assets::ASSETS;
+use megaburn_mesh::Layout;
 use megaburn_report::{
-    console::{Console, human_number},
+    console::Console,
     describe_layout, loss_plot,
     metrics::{EvalMetrics, Journal, MetricsWriter, OTHER_LINES, StepMetrics, read_metrics},
 };
 
 use crate::{
-    attention_line::Facts,
-    config::{BatchRampConfig, Dtype, IneffectiveKey, InitFrom, Tokenizer, TrainConfig},
-    data::{RunData, SourceReading},
-    device::{Devices, find_cudnn},
+    config::{BatchRampConfig, TrainConfig},
+    data::RunData,
+    device::Devices,
     error::TrainError,
     memory::used_bytes,
-    precision_line,
+    resumed::Resumed,
     run_folder::{
         RunFolder,
         names::{CONFIG, METRICS, PICTURE},
     },
     stop::StopReason,
     time::now,
-    trainer::{Conversions, Progress, Resumed, Trainer},
+    trainer::Conversions,
+    trainer_core::Progress,
 };
 
+pub(crate) use decoder::describe_decoder;
 pub(crate) use saved::last_saved_step;
 use start::StartMetrics;
 
@@ -42,27 +43,56 @@ pub(crate) struct Reporter<'a> {
     folder: Arc<RunFolder>,
     console: Console,
     metrics: Journal<TrainError>,
-    data: &'a RunData,
+    data: Option<&'a RunData>,
     device: Device,
+    /// The command that continues a run.
+    command: String,
+}
+
+/// What a start reports of the run, in addition to what every run has.
+#[derive(Debug, Default)]
+pub(crate) struct RunDescription {
+    /// The resolved configuration, as TOML.
+    pub(crate) config: String,
+    /// Lines about what is trained, on what.
+    pub(crate) lines: Vec<String>,
+    /// Lines about what the configuration leads to, after those about the folder.
+    pub(crate) notes: Vec<String>,
+    /// The command that continues a run.
+    pub(crate) command: String,
+    /// What a loss is a mean over.
+    pub(crate) unit: &'static str,
+}
+
+/// How a run starts.
+pub(crate) struct RunStart<'a> {
+    pub(crate) config: &'a TrainConfig,
+    pub(crate) folder: Arc<RunFolder>,
+    pub(crate) layout: Layout,
+    /// The device of rank 0.
+    pub(crate) device: Device,
+    pub(crate) devices: Devices,
+    pub(crate) description: RunDescription,
+    pub(crate) resumed: Option<Resumed>,
 }
 
 impl<'a> Reporter<'a> {
     /// Reports the start of a run: writes its configuration and describes it on the console.
+    /// `data` is the data whose loss is also given in bits per byte.
     pub(crate) fn start(
-        config: &TrainConfig,
-        folder: Arc<RunFolder>,
-        devices: Devices,
-        trainer: &Trainer,
-        data: &'a RunData,
-        (start, resumed): (Option<&InitFrom>, Option<Resumed>),
+        start: RunStart<'_>,
+        data: Option<&'a RunData>,
     ) -> Result<Self, TrainError> {
+        let RunStart {
+            config,
+            folder,
+            layout,
+            device,
+            devices,
+            description,
+            resumed,
+        } = start;
         let dir = folder.path().to_path_buf();
-        let layout = &trainer.layout();
-        let mut resolved = config.resolved(layout, trainer.model_config());
-        let kept = HfTokenizer::find(&dir.join(ASSETS));
-        if let Some(kept) = kept.filter(|_| resolved.data.tokenizer != Tokenizer::Byte) {
-            resolved.data.tokenizer = Tokenizer::File(kept.display().to_string());
-        }
         let done = resumed.as_ref().map_or(0, |resumed| resumed.progress.step);
         let trains = done < config.train.steps;
         // A start that trains nothing does not apply its changes.
@@ -79,7 +109,7 @@ impl<'a> Reporter<'a> {
         // The file records what the run was trained with, so a start that trains nothing leaves it
         // unchanged.
         let config_name = if trains || !dir.join(CONFIG).exists() {
-            folder.write_config(&resolved.to_toml())?
+            folder.write_config(&description.config)?
         } else {
             CONFIG.to_string()
         };
@@ -97,69 +127,15 @@ impl<'a> Reporter<'a> {
                 .as_ref()
                 .map_or(Vec::new(), |resumed| resumed.changes.clone()),
         })?;
-        let mut console = Console::new(config.train.steps, done, config.train.log_interval);
-        let model = trainer.model_config();
-        console.line(format!("layout   {}", describe_layout(layout)));
+        let console = Console::new(config.train.steps, done, config.train.log_interval);
+        let mut console = console.with_unit(description.unit);
+        console.line(format!("layout   {}", describe_layout(&layout)));
         if let Some(gpus) = devices.describe(layout.world_size(), &RankEnv::from_env()?) {
             console.line(format!("device   {gpus}"));
-            let facts = Facts::of(config, trainer.model_config());
-            let attention = facts.describe(config.attention_on(devices)?, find_cudnn);
-            console.line(format!("attention {attention}"));
         }
-        console.line(format!(
-            "model    {}, {} parameters{}: {}",
-            model.family,
-            human_number(model.whole_plan()?.num_global() as f64),
-            match config.train.dtype {
-                Dtype::F32 => "",
-                Dtype::Bf16 => " in bf16",
-                Dtype::F16 => " in f16",
-            },
-            model.summary(),
-        ));
-        if let Some(products) = precision_line::describe_start(config, trainer) {
-            console.line(format!("products {products}"));
+        for line in description.lines {
+            console.line(line);
         }
-        console.line(format!("data     {}", data.description));
-        if let Some(floor) = data.loss_floor {
-            console.line(format!(
-                "floor    no mean loss below {floor:.4} is possible on tokens that were not read"
-            ));
-        }
-        let reading = trainer.reading();
-        let several = reading.len() > 1;
-        if several || reading.iter().any(|source| source.epochs > 1.0) {
-            let of = |source: &SourceReading| {
-                format!("{} of {}", human_number(source.epochs), source.path)
-            };
-            let all: Vec<_> = reading.iter().map(of).collect();
-            console.line(format!("epochs   {}", all.join(", ")));
-        }
-        for SourceReading { path, packing, .. } in reading {
-            let of = match several {
-                true => format!("{path}: "),
-                false => String::new(),
-            };
-            if let Some(packing) = packing {
-                console.line(format!("packing  {of}{packing}"));
-            }
-        }
-        if let Some(fim) = config.data.active_fim() {
-            console.line(format!(
-                "fim      {:.1}% of the documents, {:.1}% of these with the suffix first",
-                100.0 * fim.rate,
-                100.0 * fim.spm_rate
-            ));
-        }
-        let lens = config.data.seq_lens();
-        let lens: Vec<String> = lens.iter().map(usize::to_string).collect();
-        console.line(format!(
-            "steps    {} of {} tokens ({} samples of {})",
-            config.train.steps,
-            config.tokens_per_step(),
-            config.train.global_batch,
-            lens.join(" + "),
-        ));
         if let Some(BatchRampConfig {
             start,
             increment,
@@ -190,22 +166,8 @@ impl<'a> Reporter<'a> {
                 aside.display()
             ));
         }
-        for note in config.notes(model, data.num_sentinels()) {
-            console.line(format!("note     {note}"));
-        }
-        for IneffectiveKey { key, used } in config.ineffective_keys() {
-            console.line(format!(
-                "note     {key} has no effect: it is used only {used}"
-            ));
-        }
-        if let Some(keys) = config.fine_tuning(model) {
-            console.line(format!("tuning   {keys}: defaults where model.init is set"));
-        }
-        if let Some(conversion) = start.and_then(|start| start.conversion(config)) {
-            console.line(format!("weights  {conversion}"));
-        }
-        if config.model.init.is_some() && config.data.tokenizer == Tokenizer::Byte {
-            console.line("note     tokens are bytes: data.tokenizer is byte");
+        for note in description.notes {
+            console.line(note);
         }
         if let Some(Resumed {
             progress: Progress { step, .. },
@@ -254,7 +216,8 @@ impl<'a> Reporter<'a> {
             console,
             metrics,
             data,
-            device: trainer.device().clone(),
+            device,
+            command: description.command,
         })
     }
 
@@ -361,7 +324,7 @@ impl<'a> Reporter<'a> {
         let written = self.metrics.finish();
         let plural = if step == 1 { "" } else { "s" };
         let loss = eval.map(|EvalMetrics { eval_loss, .. }| {
-            let bits = self.data.bits_per_byte(*eval_loss);
+            let bits = self.data.and_then(|data| data.bits_per_byte(*eval_loss));
             let bits = bits.map(|bits| format!(" = {bits:.3} bits per byte"));
             let bits = bits.unwrap_or_default();
             format!("; validation loss {eval_loss:.4}{bits}")
@@ -377,9 +340,10 @@ impl<'a> Reporter<'a> {
             self.console.line(format!("picture  {}", picture.display()));
         }
         self.console.line(format!(
-            "run      {0} (metrics.jsonl, config.toml, checkpoints/); continue with `megaburn \
-            train --resume {0} --steps N`",
-            self.folder.path().display()
+            "run      {0} (metrics.jsonl, config.toml, checkpoints/); continue with `{1} \
+            --resume {0} --steps N`",
+            self.folder.path().display(),
+            self.command,
         ));
         self.console.finish();
         written

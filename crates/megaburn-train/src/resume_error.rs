@@ -21,6 +21,11 @@ pub enum ResumeError {
     )]
     OtherOptimizer { path: PathBuf, what: String },
     #[error(
+        "checkpoint `{}` {what}; start another run with --set run.dir=... (--fresh replaces this one)",
+        path.display()
+    )]
+    OtherTask { path: PathBuf, what: String },
+    #[error(
         "checkpoint `{}` is damaged, and no other checkpoint is intact: {why}; start another run \
         with --set run.dir=..., or replace this one with --fresh",
         path.display()

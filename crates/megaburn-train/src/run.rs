@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use burn::{prelude::Device, tensor::TensorData};
+use burn::prelude::Device;
 use megaburn_collective::{Group, Phase, ProcessGroups, Progress, RankEnv};
 use megaburn_mesh::Layout;
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     assets::assets_of,
@@ -15,16 +14,15 @@ use crate::{
     device::{Devices, choose_gemm},
     error::TrainError,
     monitor::Monitor,
+    rank_run::RankRun,
     ranks::run_prepared,
-    report::Reporter,
-    run_folder::{RunFolder, RunShare, check_before_start},
-    saves::Saves,
+    report::describe_decoder,
+    run_folder::{RunShare, check_before_start},
     signal::StopSignal,
-    start::{self, settle},
-    state::StateFile,
+    start::{self, agree_on, settle},
     stop::Stops,
-    stored_checkpoints::{StoredCheckpoints, check_url},
-    train_loop::{Ended, TrainLoop},
+    stored_checkpoints::check_url,
+    train_loop::Ended,
     trainer::Trainer,
 };
 
@@ -69,7 +67,7 @@ pub fn pretrain(
         config.check_start(&layout, start.as_ref(), &data)?;
         Ok(Loaded { data, start })
     };
-    let job = RankRun {
+    let job = DecoderRun {
         config: config.clone(),
         layout,
         devices,
@@ -108,7 +106,7 @@ struct Loaded {
 }
 
 /// The arguments of every rank of a run.
-struct RankRun {
+struct DecoderRun {
     config: Arc<TrainConfig>,
     layout: Layout,
     devices: Devices,
@@ -117,7 +115,7 @@ struct RankRun {
     stops: Stops,
 }
 
-impl RankRun {
+impl DecoderRun {
     fn train(&self, world: &Group, loaded: &Loaded) -> Result<Ended, TrainError> {
         let starting = Some(world.phase(Phase::Start));
         let pulse = world.pulse();
@@ -138,71 +136,26 @@ impl RankRun {
         let config = self.pinned(start);
         let data = loaded.data.clone();
         let trainer = Trainer::starting_from(start, config.clone(), groups.clone(), device, data);
-        let mut trainer = settle(world, trainer)?;
-        // Not earlier: a run whose model cannot be built must not set another run aside.
-        let mut stored = StoredCheckpoints::open(world, &config, &run.id, self.fresh)?;
-        let run = match stored.continued_run() {
-            _ if self.fresh => run.begin_anew(world, &config)?,
-            Some(id) => run.continue_run(world, &config, id)?,
-            None => run,
-        };
-        stored.take_over(world, &run)?;
-        trainer = trainer
-            .in_run(run.clone())
-            .compiling(self.devices != Devices::Cpu);
-        let resumed = match self.fresh {
-            true => None,
-            false => trainer.resume_with(&stored)?,
-        };
-        let saved = resumed.as_ref().map(|resumed| resumed.progress.step);
-        let is_own = resumed.as_ref().is_some_and(|it| it.other_run.is_none());
-        self.stops.check_start(trainer.progress().step)?;
-        let begin = |folder: Arc<RunFolder>| {
-            if resumed.is_none() || stored.continued_run().is_some() {
-                let tokenizer = loaded.data.tokenizer.as_ref();
-                folder.write_assets(&assets_of(&config, start, tokenizer)?)?;
-            }
-            let step = trainer.progress().step;
-            let steps = config.train.steps;
-            let state = StateFile::begin(folder.clone(), step, steps);
-            let devices = self.devices;
-            let data = &loaded.data;
-            let report = {
-                let from = (start, resumed);
-                Reporter::start(&config, folder, devices, &trainer, data, from)?
-            };
-            Ok((report, state))
-        };
-        let (report, state) = settle(world, run.folder.map(begin).transpose())?.unzip();
-        if let Some(report) = &report {
-            trainer.add_eval_losses(report.evals());
-        }
-        // Not earlier: the losses in the metrics say which checkpoints the store keeps.
-        if is_own {
-            stored.add_missing(&trainer, &groups)?;
-        }
-        // An earlier start may have ended before everything was removed.
-        trainer.continue_discarding();
-        // On GPUs the first step compiles kernels and times GEMMs, separately on each rank.
-        let starting = starting.filter(|_| self.devices != Devices::Cpu);
-        let config = &config;
-        let groups = &groups;
-        let stops = &self.stops;
-        let has_trained = false;
-        TrainLoop {
-            config,
-            groups,
+        let trainer = settle(world, trainer)?;
+        RankRun {
+            config: &config,
+            devices: self.devices,
+            fresh: self.fresh,
+            stops: &self.stops,
+            groups: &groups,
+            run,
             trainer,
-            report,
-            stops,
-            state,
-            saves: Saves::new(saved),
-            stored,
-            has_trained,
             pulse,
             starting,
         }
-        .run()
+        .train(Some(&*loaded.data), |trainer, folder, is_new| {
+            if is_new {
+                let tokenizer = loaded.data.tokenizer.as_ref();
+                folder.write_assets(&assets_of(&config, start, tokenizer)?)?;
+            }
+            let data = &loaded.data;
+            describe_decoder(&config, folder.path(), self.devices, trainer, data, start)
+        })
     }
 
     /// The configuration with `model.init` pinned to the checkpoint that was chosen, because the
@@ -216,8 +169,7 @@ impl RankRun {
         Arc::new(config)
     }
 
-    /// Checks that all ranks have the same configuration, because otherwise they would silently
-    /// compute different things.
+    /// Checks that all ranks have the same configuration and data.
     ///
     /// # Collective
     /// All ranks.
@@ -235,10 +187,6 @@ impl RankRun {
             loaded.data.hash,
             loaded.data.eval_hash
         );
-        let mine = TensorData::from([xxh3_64(text.as_bytes()) as i64]);
-        if world.broadcast(mine.clone(), 0)? == mine {
-            return Ok(());
-        }
-        Err(TrainError::OtherConfig { rank: world.rank() })
+        agree_on(world, &text)
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use megaburn_checkpoint::{Advance, AsyncSave, CheckpointError};
 use megaburn_collective::objects;
 
-use crate::{config::TrainingConfig, error::TrainError, trainer::Trainer};
+use crate::{config::TrainingConfig, error::TrainError, run_trainer::RunTrainer};
 
 /// The checkpoints of a run.
 #[derive(Debug)]
@@ -83,9 +83,9 @@ impl Saves {
     pub(crate) fn is_due(
         &self,
         train: &TrainingConfig,
-        trainer: &Trainer,
+        trainer: &impl RunTrainer,
     ) -> Result<bool, TrainError> {
-        let step = trainer.progress().step;
+        let step = trainer.core().progress().step;
         let interval = train.checkpoint_interval;
         if interval > 0 && step.is_multiple_of(interval) {
             return Ok(true);
@@ -96,7 +96,7 @@ impl Saves {
         }
         // The ranks' clocks differ, so rank 0 decides.
         let is_due = self.last.elapsed() >= Duration::from_secs_f64(minutes * 60.0);
-        Ok(objects::broadcast(trainer.world(), &is_due)?)
+        Ok(objects::broadcast(trainer.core().world(), &is_due)?)
     }
 
     /// Saves the current state and waits until it is on disk.
@@ -105,10 +105,13 @@ impl Saves {
     /// The checkpoint cannot be saved.
     /// # Collective
     /// All ranks.
-    pub(crate) fn save(&mut self, trainer: &Trainer) -> Result<SavedCheckpoint, TrainError> {
+    pub(crate) fn save(
+        &mut self,
+        trainer: &impl RunTrainer,
+    ) -> Result<SavedCheckpoint, TrainError> {
         let begun = Instant::now();
-        trainer.save()?;
-        let step = trainer.progress().step;
+        trainer.core().save(trainer.record())?;
+        let step = trainer.core().progress().step;
         self.newest = Some(step);
         self.has_failed = false;
         self.last = Instant::now();
@@ -127,9 +130,10 @@ impl Saves {
     /// A rank is gone, another run has taken the folder, or weights are not finite.
     /// # Collective
     /// All ranks.
-    pub(crate) fn begin(&mut self, trainer: &mut Trainer) -> Result<(), TrainError> {
+    pub(crate) fn begin(&mut self, trainer: &mut impl RunTrainer) -> Result<(), TrainError> {
         let begun = Instant::now();
-        let save = trainer.begin_save();
+        let record = trainer.record();
+        let save = trainer.core_mut().begin_save(record);
         let save = self.unless_lost(trainer, save)?;
         self.pending = save.map(|save| PendingSave {
             save,
@@ -150,13 +154,13 @@ impl Saves {
     /// All ranks; nothing is sent if no checkpoint is pending.
     pub(crate) fn advance(
         &mut self,
-        trainer: &Trainer,
+        trainer: &impl RunTrainer,
     ) -> Result<Option<SavedCheckpoint>, TrainError> {
         let Some(mut pending) = self.pending.take() else {
             return Ok(None);
         };
         let asked = Instant::now();
-        let advance = trainer.advance_save(&mut pending.save);
+        let advance = trainer.core().advance_save(&mut pending.save);
         let Some(advance) = self.unless_lost(trainer, advance)? else {
             return Ok(None);
         };
@@ -177,7 +181,7 @@ impl Saves {
     /// All ranks.
     pub(crate) fn finish(
         &mut self,
-        trainer: &Trainer,
+        trainer: &impl RunTrainer,
     ) -> Result<Option<SavedCheckpoint>, TrainError> {
         let Some(pending) = self.pending.take() else {
             return Ok(None);
@@ -186,7 +190,7 @@ impl Saves {
         let is_known = pending.is_committed;
         let asked = Instant::now();
         let begun = pending.begun;
-        let finished = trainer.finish_save(pending.save);
+        let finished = trainer.core().finish_save(pending.save);
         if self.unless_lost(trainer, finished)?.is_none() || is_known {
             return Ok(None);
         }
@@ -199,7 +203,7 @@ impl Saves {
     /// Turns the failure of one checkpoint into a warning.
     fn unless_lost<T>(
         &mut self,
-        trainer: &Trainer,
+        trainer: &impl RunTrainer,
         saved: Result<T, TrainError>,
     ) -> Result<Option<T>, TrainError> {
         let error = match saved {
@@ -213,9 +217,9 @@ impl Saves {
         if !is_lost {
             return Err(error);
         }
-        trainer.check_folder()?;
+        trainer.core().check_folder()?;
         self.has_failed = true;
-        if trainer.world().rank() == 0 {
+        if trainer.core().world().rank() == 0 {
             match self.newest {
                 Some(step) => tracing::warn!(
                     "{error}; training continues, and the newest checkpoint is that of step {step}"

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use burn::tensor::TensorData;
 use megaburn_collective::{
     CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, objects,
     report_start_failure as report,
 };
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{config::TrainConfig, error::TrainError};
 
@@ -72,6 +74,21 @@ pub(crate) fn settle<T>(world: &Group, mine: Result<T, TrainError>) -> Result<T,
         }
         .into()),
     }
+}
+
+/// Checks that all ranks have the same `text`, which describes their configuration and their data,
+/// because otherwise they would silently compute different things.
+///
+/// # Errors
+/// Another text than that of rank 0, on the ranks that have it; a failed collective.
+/// # Collective
+/// All ranks; a hash.
+pub(crate) fn agree_on(world: &Group, text: &str) -> Result<(), TrainError> {
+    let mine = TensorData::from([xxh3_64(text.as_bytes()) as i64]);
+    if world.broadcast(mine.clone(), 0)? == mine {
+        return Ok(());
+    }
+    Err(TrainError::OtherConfig { rank: world.rank() })
 }
 
 /// The text of an error, and its exit code.

@@ -20,18 +20,18 @@ use crate::{
     config::TrainConfig,
     error::TrainError,
     report::Reporter,
+    run_trainer::{RunTrainer, StopCheck},
     saves::{SavedCheckpoint, Saves},
     state::StateFile,
     stop::{StopReason, Stops},
     stored_checkpoints::{StoredCheckpoints, UploadedCheckpoint},
-    trainer::Trainer,
 };
 
 /// A rank that is ready to train.
-pub(crate) struct TrainLoop<'a> {
+pub(crate) struct TrainLoop<'a, T> {
     pub(crate) config: &'a TrainConfig,
     pub(crate) groups: &'a ProcessGroups,
-    pub(crate) trainer: Trainer,
+    pub(crate) trainer: T,
     /// The reporter; only on rank 0.
     pub(crate) report: Option<Reporter<'a>>,
     pub(crate) stops: &'a Stops,
@@ -56,7 +56,7 @@ pub enum Ended {
     Stopped(StopReason),
 }
 
-impl TrainLoop<'_> {
+impl<T: RunTrainer> TrainLoop<'_, T> {
     /// Trains to the last step, or until the run is stopped.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl TrainLoop<'_> {
             }
         }
         if let Ok(Ended::Finished) = ended {
-            self.trainer.finish_discarding(ending.progress());
+            self.trainer.core().finish_discarding(ending.progress());
         }
         if let Ok(Ended::Stopped(_)) = ended {
             // A launcher treats the first rank that exits with `train.stopped_exit_code` as the end
@@ -92,15 +92,15 @@ impl TrainLoop<'_> {
     fn train(&mut self) -> Result<Ended, TrainError> {
         let interval = self.config.train.eval_interval;
         let mut evaluated = self.evaluated()?;
-        if !self.trainer.is_finished()
+        if !self.trainer.core().is_finished()
             && let Some(reason) = self.is_stopped()?
         {
             return self.stopped(reason);
         }
-        while !self.trainer.is_finished() {
+        while !self.trainer.core().is_finished() {
             // A checkpoint is saved before the evaluation of its step. If the run ended in between,
             // the evaluation is still missing, so it is done now.
-            let step = self.trainer.progress().step;
+            let step = self.trainer.core().progress().step;
             if self.trainer.evaluates() && due(step, interval) && evaluated != Some(step) {
                 match self.evaluate()? {
                     ControlFlow::Continue(_) => evaluated = Some(step),
@@ -131,7 +131,7 @@ impl TrainLoop<'_> {
         self.state.iter_mut().for_each(StateFile::finished);
         let warn = |error| tracing::warn!("cannot generate a sample: {error}");
         let sample = self.trainer.sample().map_err(warn).ok().flatten();
-        let step = self.trainer.progress().step;
+        let step = self.trainer.core().progress().step;
         if let Some(report) = self.report.take() {
             report.finish(step, last.as_ref(), sample.as_deref())?;
         }
@@ -143,9 +143,7 @@ impl TrainLoop<'_> {
     fn step(&mut self) -> Result<Option<StopReason>, TrainError> {
         // The start has described its first step.
         if let Some(report) = self.report.as_mut().filter(|_| self.has_trained) {
-            let next = self.trainer.progress().step + 1;
-            let trainer = &self.trainer;
-            report.precision_change(self.config, trainer.model_config(), trainer.device(), next);
+            self.trainer.announce(report);
         }
         let metrics = match self.trainer.try_step() {
             Ok(metrics) => metrics,
@@ -156,11 +154,11 @@ impl TrainLoop<'_> {
         self.pulse.beat();
         if let Some(report) = &mut self.report {
             report.step(&metrics)?;
-            report.precision(self.config, &metrics);
+            self.trainer.comment(&metrics, report);
         }
         let train = &self.config.train;
         if due(metrics.step, train.check_replicas_interval) {
-            self.trainer.check_replicas()?;
+            self.trainer.core().check_replicas()?;
         }
         let written = self.saves.advance(&self.trainer)?;
         self.record_saved(written)?;
@@ -217,7 +215,8 @@ impl TrainLoop<'_> {
         if let Some(report) = &mut self.report {
             report.sync()?;
         }
-        self.trainer.set_uploading(self.stored.pending_steps());
+        let uploading = self.stored.pending_steps();
+        self.trainer.core_mut().set_uploading(uploading);
         self.saves.begin(&mut self.trainer)
     }
 
@@ -228,7 +227,7 @@ impl TrainLoop<'_> {
             self.saves.finish(&self.trainer)?
         };
         self.record_saved(written)?;
-        if self.saves.has(self.trainer.progress().step) {
+        if self.saves.has(self.trainer.core().progress().step) {
             return Ok(());
         }
         // A rank may write longer than others, which wait for it.
@@ -238,7 +237,8 @@ impl TrainLoop<'_> {
         if let Some(report) = &mut self.report {
             report.sync()?;
         }
-        self.trainer.set_uploading(self.stored.pending_steps());
+        let uploading = self.stored.pending_steps();
+        self.trainer.core_mut().set_uploading(uploading);
         let saved = self.saves.save(&self.trainer)?;
         self.record_saved(Some(saved))
     }
@@ -250,9 +250,10 @@ impl TrainLoop<'_> {
             state.saved(saved.step);
         }
         if let Some(report) = &mut self.report {
-            report.saved(&saved, &self.trainer.checkpoint_path(saved.step))?;
+            report.saved(&saved, &self.trainer.core().checkpoint_path(saved.step))?;
         }
-        self.stored.add(saved.step, &self.trainer, self.groups)
+        self.stored
+            .add(saved.step, self.trainer.core(), self.groups)
     }
 
     /// Records a checkpoint that was uploaded, if any.
@@ -276,7 +277,7 @@ impl TrainLoop<'_> {
     /// Why the run stops now, if any rank has a reason.
     fn is_stopped(&self) -> Result<Option<StopReason>, TrainError> {
         let should_give_up = self.report.as_ref().is_some_and(Reporter::should_give_up);
-        let step = self.trainer.progress().step;
+        let step = self.trainer.core().progress().step;
         self.stops
             .agree(self.groups, step, self.has_trained, should_give_up)
     }
@@ -322,14 +323,14 @@ impl TrainLoop<'_> {
 
     /// The last step whose evaluations are all in the metrics.
     fn evaluated(&self) -> Result<Option<u64>, TrainError> {
-        let names = || self.trainer.valid_names();
+        let names = self.trainer.valid_names();
         let report = self.report.as_ref();
-        let mine = report.and_then(|report| report.evaluated(names()));
+        let mine = report.and_then(|report| report.evaluated(names.into_iter()));
         Ok(objects::broadcast(&self.groups.world, &mine)?)
     }
 
     fn stopped(&mut self, reason: StopReason) -> Result<Ended, TrainError> {
-        let step = self.trainer.progress().step;
+        let step = self.trainer.core().progress().step;
         // Before the first step there is nothing to save.
         if step > 0 {
             self.save()?;
@@ -346,9 +347,6 @@ impl TrainLoop<'_> {
 
 /// The metrics of each data set, or why the run stopped in the meantime.
 type Evaluated = ControlFlow<StopReason, Vec<EvalMetrics>>;
-
-/// Whether the run stops, the same on all ranks.
-type StopCheck<'a> = dyn FnMut() -> Result<bool, TrainError> + 'a;
 
 fn due(step: u64, interval: u64) -> bool {
     interval > 0 && step > 0 && step.is_multiple_of(interval)

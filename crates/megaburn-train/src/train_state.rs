@@ -1,6 +1,7 @@
 //! The model, gradients and optimizer of a rank.
 
 use burn::{
+    module::Module,
     prelude::Device,
     tensor::{DType, FloatDType},
 };
@@ -10,7 +11,7 @@ use megaburn_models::{
     Decoder, DecoderConfig, ModelError, decoder::ModelOptions, source::ModelSource,
 };
 use megaburn_optim::{GradientAccumulator, Optimizer, Sharding};
-use megaburn_parallel::{main_grads, shard_plan, vector_grads};
+use megaburn_parallel::{Sharded, main_grads, shard_plan, vector_grads};
 
 use crate::{
     config::{Dtype, OptimizerConfig, ParallelConfig, TrainConfig},
@@ -20,11 +21,11 @@ use crate::{
 
 /// What a rank trains: its part of the model, and the gradients and optimizer state of that part.
 #[derive(Debug)]
-pub struct TrainState {
+pub struct TrainState<M = Decoder> {
     /// The rank's role in the pipeline.
     pub pipeline: Pipeline,
     /// The rank's part of the model.
-    pub model: Decoder,
+    pub model: M,
     /// The part of each parameter that the rank holds.
     pub plan: ShardPlan,
     /// How gradients and optimizer state are sharded.
@@ -60,36 +61,19 @@ impl TrainStateConfig<'_> {
     /// # Collective
     /// No communication.
     pub fn init(&self, groups: &ProcessGroups, device: &Device) -> Result<TrainState, TrainError> {
-        let TrainStateShape {
-            pipeline,
-            model,
-            plan,
-            sharding,
-            mut optimizer,
-        } = self.shape(groups, device)?;
-        let main_grads = main_grads(&model);
-        let vector_grads = vector_grads(&model);
-        sharding.attach(&main_grads, self.parallel.overlap);
         let dtype = self.dtype.into();
-        let model = match self.weights {
-            Some(source) => optimizer.load_params(model, dtype, |path, _| {
-                groups.world.pulse().beat();
-                source.local(path, &plan)
-            })?,
-            None => optimizer.cast_params(model, dtype),
-        };
-        let grads = GradientAccumulator::new(&model, &plan, &sharding)?
-            .with_dtype(self.optimizer.main_grads_dtype.into())?
-            .with_main_grads(main_grads)
-            .with_vector_grads(vector_grads);
-        Ok(TrainState {
-            pipeline,
-            model,
-            plan,
-            sharding,
-            grads,
-            optimizer,
-        })
+        let shape = self.shape(groups, device)?;
+        shape.init(
+            self.parallel,
+            self.optimizer,
+            |optimizer, model, plan| match self.weights {
+                Some(source) => Ok(optimizer.load_params(model, dtype, |path, _| {
+                    groups.world.pulse().beat();
+                    source.local(path, plan)
+                })?),
+                None => Ok(optimizer.cast_params(model, dtype)),
+            },
+        )
     }
 
     /// What this rank will hold; its parameters are lazy.
@@ -103,35 +87,102 @@ impl TrainStateConfig<'_> {
         let model = self
             .model
             .init_stages(chunks, groups, &self.options, device)?;
+        let chunk_of = |path: &str| model.chunk_of(path);
+        let f32_params: Vec<String> = model.f32_params().collect();
+        TrainStateShape::new(
+            (pipeline, model.clone()),
+            (self.parallel, self.optimizer, self.dtype),
+            chunk_of,
+            groups,
+        )
+        .map(|shape| shape.with_f32_params(f32_params))
+    }
+}
+
+/// A [`TrainState`] whose parameters are not initialized, and whose optimizer has no state.
+pub(crate) struct TrainStateShape<M = Decoder> {
+    pub(crate) pipeline: Pipeline,
+    pub(crate) model: M,
+    pub(crate) plan: ShardPlan,
+    pub(crate) sharding: Sharding,
+    pub(crate) optimizer: Optimizer,
+}
+
+impl<M: Module + Sharded> TrainStateShape<M> {
+    /// What a rank holds of `model`. `chunk_of` returns the chunk of this rank to which a parameter
+    /// belongs.
+    ///
+    /// # Errors
+    /// The shard plan leaves out a parameter, or the optimizer does not suit the sharding.
+    /// # Collective
+    /// No communication.
+    pub(crate) fn new(
+        (pipeline, model): (Pipeline, M),
+        (parallel, optimizer, dtype): (&ParallelConfig, &OptimizerConfig, Dtype),
+        chunk_of: impl Fn(&str) -> usize,
+        groups: &ProcessGroups,
+    ) -> Result<Self, TrainError> {
         let plan = shard_plan(&model).map_err(ModelError::from)?;
         let paths = || plan.iter().map(|(path, spec)| (path.to_string(), spec));
         let experts = paths().filter(|(_, spec)| spec.is_expert());
-        let sharding = self
-            .parallel
+        let sharding = parallel
             .sharding()
             .with_direct(main_grads(&model).into_keys())
             .with_cross_stage(pipeline.shared())
-            .with_chunks(paths().map(|(path, _)| (path.clone(), model.chunk_of(&path))))
+            .with_chunks(paths().map(|(path, _)| (path.clone(), chunk_of(&path))))
             .with_experts(experts.map(|(path, _)| path))
             .init(&model, groups)?;
-        let optimizer = self.optimizer.init(self.dtype, &sharding, groups)?;
-        Ok(TrainStateShape {
-            optimizer: optimizer.with_f32_params(model.f32_params()),
+        Ok(Self {
+            optimizer: optimizer.init(dtype, &sharding, groups)?,
             pipeline,
             model,
             plan,
             sharding,
         })
     }
-}
 
-/// A [`TrainState`] whose parameters are not initialized, and whose optimizer has no state.
-pub(crate) struct TrainStateShape {
-    pub(crate) pipeline: Pipeline,
-    pub(crate) model: Decoder,
-    pub(crate) plan: ShardPlan,
-    pub(crate) sharding: Sharding,
-    pub(crate) optimizer: Optimizer,
+    /// Keeps these parameters in f32.
+    fn with_f32_params(self, paths: Vec<String>) -> Self {
+        Self {
+            optimizer: self.optimizer.with_f32_params(paths),
+            ..self
+        }
+    }
+
+    /// Initializes the parameters with `weights`, and the gradients.
+    ///
+    /// # Errors
+    /// Those of `weights`, or a type of gradients that the sharding does not support.
+    pub(crate) fn init(
+        self,
+        parallel: &ParallelConfig,
+        config: &OptimizerConfig,
+        weights: impl FnOnce(&mut Optimizer, M, &ShardPlan) -> Result<M, TrainError>,
+    ) -> Result<TrainState<M>, TrainError> {
+        let Self {
+            pipeline,
+            model,
+            plan,
+            sharding,
+            mut optimizer,
+        } = self;
+        let main_grads = main_grads(&model);
+        let vector_grads = vector_grads(&model);
+        sharding.attach(&main_grads, parallel.overlap);
+        let model = weights(&mut optimizer, model, &plan)?;
+        let grads = GradientAccumulator::new(&model, &plan, &sharding)?
+            .with_dtype(config.main_grads_dtype.into())?
+            .with_main_grads(main_grads)
+            .with_vector_grads(vector_grads);
+        Ok(TrainState {
+            pipeline,
+            model,
+            plan,
+            sharding,
+            grads,
+            optimizer,
+        })
+    }
 }
 
 impl TrainConfig {

@@ -55,6 +55,17 @@ pub mod family {
     pub use serde_json::Value;
 }
 
+/// The items with which a program trains a model of its own; see
+/// [`TrainTask`](task::TrainTask) and [`cli::train()`].
+pub mod task {
+    pub use megaburn_parallel::Sharded;
+    pub use megaburn_train::{
+        BatchFn, LossSum, MicroBatch, ModelPlace, ModelTrainer, PipelineSplit, Stage, StageOutput,
+        TaskConfig, TaskData, TaskError, TaskLayers, TaskRunError, TrainData, TrainModel,
+        TrainTask, train_task,
+    };
+}
+
 /// The items that an application needs to parallelize its own modules.
 pub mod prelude {
     pub use megaburn_collective::{Group, GroupOptions, ProcessGroups, ReduceOp, run_threads};

@@ -9,6 +9,7 @@ mod learner;
 mod manifests;
 pub(crate) mod outside;
 mod own_family;
+mod own_model;
 pub(crate) mod rules;
 pub(crate) mod stale;
 pub(crate) mod task_pool;

@@ -1,6 +1,7 @@
 //! A Burn user's own crate, outside the workspace, with Burn's default features: that of
+//! A Burn user's own crate, outside the workspace, with Burn's default features: that of
 //! `examples/own_family`, which also gets the programs `examples/parallel_linear.rs`,
-//! `examples/parallelize.rs` and those of `examples/learner`.
+//! `examples/parallelize.rs`, `examples/own_model.rs` and those of `examples/learner`.
 
 use std::{
     fs,
@@ -42,6 +43,7 @@ fn build() -> PathBuf {
     fs::create_dir_all(here.join("src/bin")).unwrap();
     for (from, to) in [
         ("own_family/src/main.rs", "main.rs"),
+        ("own_model.rs", "bin/own_model.rs"),
         ("parallel_linear.rs", "bin/parallel_linear.rs"),
         ("parallelize.rs", "bin/parallelize.rs"),
         ("learner/src/one_device.rs", "bin/one_device.rs"),

@@ -46,7 +46,8 @@ pub fn human_number(value: f64) -> String {
 }
 
 /// The line of a step.
-pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> String {
+/// `unit` is what a loss is a mean over.
+pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration, unit: &str) -> String {
     let StepMetrics {
         step,
         loss,
@@ -72,6 +73,10 @@ pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> St
     let padding = metrics
         .padding
         .map(|padding| format!("  padding {:.1}%", 100.0 * padding));
+    let means = metrics.task.iter();
+    let means: String = means
+        .map(|(name, mean)| format!("  {name} {}", human_number(*mean)))
+        .collect();
     let skipped = if metrics.skipped { "  skipped" } else { "" };
     let width = steps.to_string().len();
     let rest = if left.is_zero() {
@@ -80,7 +85,7 @@ pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> St
         format!("{} left", human_duration(left))
     };
     format!(
-        "step {step:>width$}/{steps}  loss {loss:.4}  grad norm {}{}{}{}  lr {lr:.2e}{}{}{skipped}  {} tokens/s  {} TFLOP/s  {}  {rest}",
+        "step {step:>width$}/{steps}  loss {loss:.4}  grad norm {}{}{}{}  lr {lr:.2e}{}{}{means}{skipped}  {} {unit}/s  {} TFLOP/s  {}  {rest}",
         human_number(grad_norm),
         zeros.unwrap_or_default(),
         params.unwrap_or_default(),
@@ -94,14 +99,14 @@ pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> St
 }
 
 /// The text next to the progress bar.
-pub(super) fn brief(metrics: &StepMetrics) -> String {
+pub(super) fn brief(metrics: &StepMetrics, unit: &str) -> String {
     let StepMetrics {
         loss,
         tokens_per_second,
         ..
     } = *metrics;
     format!(
-        "loss {loss:.4}  {} tokens/s",
+        "loss {loss:.4}  {} {unit}/s",
         human_number(tokens_per_second)
     )
 }
@@ -150,8 +155,19 @@ mod tests {
     }
 
     #[test]
+    fn a_line_has_the_metrics_of_a_task_in_its_unit() {
+        let metrics = StepMetrics {
+            task: [("accuracy".to_string(), 0.75)].into(),
+            ..example_step(3, 5.5)
+        };
+        let line = step_line(&metrics, 9, Duration::ZERO, "items");
+        assert!(line.contains("  accuracy 0.750  12.3k items/s  "), "{line}");
+        assert_eq!(brief(&metrics, "items"), "loss 5.5000  12.3k items/s");
+    }
+
+    #[test]
     fn the_last_step_is_done() {
-        let line = step_line(&example_step(300, f64::NAN), 300, Duration::ZERO);
+        let line = step_line(&example_step(300, f64::NAN), 300, Duration::ZERO, "tokens");
         assert!(
             line.starts_with("step 300/300  loss NaN  ") && line.ends_with("MiB  done"),
             "{line}"
@@ -166,7 +182,7 @@ mod tests {
             skipped: true,
             ..example_step(7, 5.5)
         };
-        let line = step_line(&metrics, 9, Duration::ZERO);
+        let line = step_line(&metrics, 9, Duration::ZERO, "tokens");
         assert!(
             line.contains("norm inf  lr 3.00e-4  loss scale 65.5k  skipped  12.3k"),
             "{line}"
@@ -182,7 +198,7 @@ mod tests {
             padding: Some(0.0312),
             ..example_step(1, 5.5)
         };
-        let line = step_line(&metrics, 10, Duration::ZERO);
+        let line = step_line(&metrics, 10, Duration::ZERO, "tokens");
         assert!(
             line.contains(
                 "norm 1.25  zeros 521M  params norm 123  max logit 31.2  lr 3.00e-4  padding 3.1%  12.3k"
@@ -194,7 +210,12 @@ mod tests {
     #[test]
     fn a_step_is_one_line() {
         assert_eq!(
-            step_line(&example_step(7, 5.5), 300, Duration::from_secs(80)),
+            step_line(
+                &example_step(7, 5.5),
+                300,
+                Duration::from_secs(80),
+                "tokens"
+            ),
             "step   7/300  loss 5.5000  grad norm 1.25  lr 3.00e-4  12.3k tokens/s  0.0123 TFLOP/s  123.00 MiB  1 m 20 s left"
         );
     }

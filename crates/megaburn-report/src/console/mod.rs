@@ -40,6 +40,8 @@ pub struct Console {
     log_interval: u64,
     first_step: u64,
     started: Instant,
+    /// What a loss is a mean over.
+    unit: &'static str,
 }
 
 impl fmt::Debug for Console {
@@ -100,7 +102,15 @@ impl Console {
             log_interval,
             first_step,
             started: Instant::now(),
+            unit: "tokens",
         }
+    }
+
+    /// Sets what a loss is a mean over, in place of `tokens`.
+    #[must_use]
+    pub fn with_unit(mut self, unit: &'static str) -> Self {
+        self.unit = unit;
+        self
     }
 
     /// Prints any text, above the bar.
@@ -115,7 +125,7 @@ impl Console {
         if self.has_bar {
             self.screen.push_if_room(Show::Bar {
                 step,
-                message: brief(metrics),
+                message: brief(metrics, self.unit),
             });
         }
         let first = step == self.first_step + 1;
@@ -124,7 +134,7 @@ impl Console {
             let done = step.saturating_sub(self.first_step).max(1);
             let left = self.steps.saturating_sub(step);
             let eta = self.started.elapsed().mul_f64(left as f64 / done as f64);
-            self.line(step_line(metrics, self.steps, eta));
+            self.line(step_line(metrics, self.steps, eta, self.unit));
         }
     }
 
@@ -136,6 +146,7 @@ impl Console {
             eval_loss,
             mtp_losses,
             sop_loss,
+            task,
         } = metrics;
         let data = data.as_deref().unwrap_or("unseen data");
         let further = mtp_losses
@@ -151,6 +162,10 @@ impl Console {
             Some(loss) => format!("{further}; sentence order {loss:.4}"),
             None => further,
         };
+        let means = task
+            .iter()
+            .map(|(name, mean)| format!("; {name} {mean:.4}"));
+        let further = further + &means.collect::<String>();
         self.line(format!(
             "evaluation after step {step}: loss {eval_loss:.4} on {data}{further}"
         ));

@@ -7,6 +7,8 @@ mod precision;
 mod reader;
 mod writer;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use experts::ExpertMetrics;
@@ -83,6 +85,13 @@ pub struct StepMetrics {
     /// Measurements of the experts, for a model that has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertMetrics>,
+    /// The metrics of a model of a program's own, by name: means over its items, in place of tokens.
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "named_nans_if_null"
+    )]
+    pub task: BTreeMap<String, f64>,
 }
 
 /// One evaluation: a line of `metrics.jsonl`.
@@ -110,6 +119,13 @@ pub struct EvalMetrics {
         deserialize_with = "some_nan_if_null"
     )]
     pub sop_loss: Option<f64>,
+    /// The metrics of a model of a program's own, as in [`StepMetrics`].
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "named_nans_if_null"
+    )]
+    pub task: BTreeMap<String, f64>,
 }
 
 /// A checkpoint that was saved, as a line of `metrics.jsonl`.
@@ -200,6 +216,16 @@ fn nans_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, 
         .collect())
 }
 
+fn named_nans_if_null<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, f64>, D::Error> {
+    let numbers = BTreeMap::<String, Option<f64>>::deserialize(deserializer)?;
+    Ok(numbers
+        .into_iter()
+        .map(|(name, number)| (name, number.unwrap_or(f64::NAN)))
+        .collect())
+}
+
 fn some_nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     nan_if_null(deserializer).map(Some)
 }
@@ -212,6 +238,7 @@ pub(crate) fn example_eval(step: u64, eval_loss: f64) -> EvalMetrics {
         eval_loss,
         mtp_losses: Vec::new(),
         sop_loss: None,
+        task: BTreeMap::new(),
     }
 }
 
@@ -236,6 +263,7 @@ pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
         sop_loss: None,
         precision: None,
         experts: None,
+        task: BTreeMap::new(),
     }
 }
 
@@ -245,6 +273,32 @@ mod tests {
 
     fn json(record: impl Into<MetricsRecord>) -> String {
         serde_json::to_string(&record.into()).unwrap()
+    }
+
+    #[test]
+    fn the_metrics_of_a_task_are_read_back() {
+        let task = [
+            ("accuracy".to_string(), 0.75),
+            ("error".to_string(), f64::NAN),
+        ];
+        let step = StepMetrics {
+            task: task.clone().into(),
+            ..example_step(2, 1.5)
+        };
+        let line = json(step);
+        assert!(
+            line.ends_with(r#","task":{"accuracy":0.75,"error":null}}"#),
+            "{line}"
+        );
+        let read: StepMetrics = serde_json::from_str(&line).unwrap();
+        assert_eq!(read.task["accuracy"], 0.75);
+        assert!(read.task["error"].is_nan());
+        let eval = EvalMetrics {
+            task: task.into(),
+            ..example_eval(2, 1.5)
+        };
+        let read: EvalMetrics = serde_json::from_str(&json(eval)).unwrap();
+        assert_eq!(read.task["accuracy"], 0.75);
     }
 
     #[test]

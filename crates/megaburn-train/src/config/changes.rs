@@ -1,6 +1,10 @@
 //! Compares the configuration of a resumed run with the one that its checkpoint records.
 
-use std::{collections::BTreeMap, fmt, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::Path,
+};
 
 use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
@@ -132,6 +136,25 @@ pub(crate) fn changes(saved: &Value, mine: &Value) -> Changes {
     }
     found.numeric.sort_by(|a, b| a.key.cmp(&b.key));
     found
+}
+
+/// The keys whose values differ between two records.
+pub(super) fn differences(saved: &Value, mine: &Value) -> Vec<Change> {
+    let [saved, mine] = [leaves(saved), leaves(mine)];
+    let keys: BTreeSet<&String> = saved.keys().chain(mine.keys()).collect();
+    let value = |record: &BTreeMap<String, Value>, key: &String| {
+        record.get(key).cloned().unwrap_or(Value::Null)
+    };
+    let pairs = keys
+        .into_iter()
+        .map(|key| (key, value(&saved, key), value(&mine, key)));
+    let differing = pairs.filter(|(_, old, new)| !same(old, new));
+    let change = |(key, old, new): (&String, Value, Value)| Change {
+        key: key.clone(),
+        old: shown(&old),
+        new: shown(&new),
+    };
+    differing.map(change).collect()
 }
 
 /// Whether two values of `model.init` name the same start: a run matches any of its checkpoints.

@@ -91,16 +91,9 @@ impl ConfigLayers {
     /// # Errors
     /// `text` has no key or no `=`, the key is unknown or removed, or its value has another type.
     pub fn with_set(self, text: &str) -> Result<Self, TrainError> {
-        let (key, value) = text
-            .split_once('=')
-            .filter(|(key, _)| key.trim().split('.').all(|part| !part.is_empty()))
-            .ok_or_else(|| TrainError::Set { text: text.into() })?;
-        let value = value.trim();
-        let value = value
-            .parse()
-            .unwrap_or_else(|_| Value::String(value.into()));
-        let layers = self.with_value(key.trim(), value, format!("`--set {text}`"))?;
-        Ok(match key.trim() {
+        let (key, value) = key_and_value(text)?;
+        let layers = self.with_value(key, value, format!("`--set {text}`"))?;
+        Ok(match key {
             "data.train" => layers.with_list_in_place_of_path(),
             _ => layers,
         })
@@ -167,7 +160,7 @@ impl ConfigLayers {
     /// # Errors
     /// A value that no run can use; the error names its key.
     pub fn load(self) -> Result<TrainConfig, TrainError> {
-        let mut config = read(self.merged.clone(), "the configuration".into())?;
+        let mut config = self.read()?;
         follow::fill_in(&mut config, &self.merged);
         if let Some(run) = self.run.filter(|run| *run != config.run.dir) {
             let rule = format!("omitted with --resume, which continues in `{run}`");
@@ -195,17 +188,25 @@ impl ConfigLayers {
         Ok(config)
     }
 
-    fn with_value(self, key: &str, value: Value, origin: String) -> Result<Self, TrainError> {
-        let nested = key.rsplit('.').fold(value, |value, name| {
-            Value::Table(Table::from_iter([(name.to_string(), value)]))
-        });
-        let Value::Table(layer) = nested else {
-            return Err(TrainError::Set { text: key.into() });
-        };
-        self.with_layer(layer, origin)
+    /// All layers so far, without the defaults.
+    pub(super) fn merged(&self) -> &Table {
+        &self.merged
     }
 
-    fn with_layer(mut self, mut layer: Table, origin: String) -> Result<Self, TrainError> {
+    /// The layers so far on top of the defaults, unchecked.
+    pub(super) fn read(&self) -> Result<TrainConfig, TrainError> {
+        read(self.merged.clone(), "the configuration".into())
+    }
+
+    fn with_value(self, key: &str, value: Value, origin: String) -> Result<Self, TrainError> {
+        self.with_layer(nested(key, value), origin)
+    }
+
+    pub(crate) fn with_layer(
+        mut self,
+        mut layer: Table,
+        origin: String,
+    ) -> Result<Self, TrainError> {
         list_ways(&mut layer);
         layer_check::check(&layer, &origin)?;
         read(layer.clone(), origin)?;
@@ -214,14 +215,36 @@ impl ConfigLayers {
     }
 }
 
-fn read_file(path: &Path) -> Result<String, TrainError> {
+/// The key and the value of `KEY=VALUE`. The value is TOML, or else a bare string.
+pub(crate) fn key_and_value(text: &str) -> Result<(&str, Value), TrainError> {
+    let (key, value) = text
+        .split_once('=')
+        .filter(|(key, _)| key.trim().split('.').all(|part| !part.is_empty()))
+        .ok_or_else(|| TrainError::Set { text: text.into() })?;
+    let value = value.trim();
+    let value = value
+        .parse()
+        .unwrap_or_else(|_| Value::String(value.into()));
+    Ok((key.trim(), value))
+}
+
+/// The tables around a value whose key is a dotted path.
+pub(crate) fn nested(key: &str, value: Value) -> Table {
+    let (outer, inner) = match key.split_once('.') {
+        Some((outer, inner)) => (outer, Value::Table(nested(inner, value))),
+        None => (key, value),
+    };
+    Table::from_iter([(outer.to_string(), inner)])
+}
+
+pub(crate) fn read_file(path: &Path) -> Result<String, TrainError> {
     fs::read_to_string(path).map_err(|source| TrainError::Read {
         path: path.into(),
         source,
     })
 }
 
-fn parse(text: &str, origin: &str) -> Result<Table, TrainError> {
+pub(crate) fn parse(text: &str, origin: &str) -> Result<Table, TrainError> {
     text.parse().map_err(|source| TrainError::Toml {
         origin: origin.to_string(),
         source,
@@ -232,7 +255,7 @@ fn read(layer: Table, origin: String) -> Result<TrainConfig, TrainError> {
     TrainConfig::deserialize(layer).map_err(|source| bad_value(&source.to_string(), &origin))
 }
 
-fn merge(base: &mut Table, layer: Table) {
+pub(crate) fn merge(base: &mut Table, layer: Table) {
     for (key, value) in layer {
         match (base.get_mut(&key), value) {
             (Some(Value::Table(base)), Value::Table(layer)) => merge(base, layer),

@@ -49,6 +49,7 @@ mod notes;
 mod optimizer;
 mod optimizer_kind;
 mod optimizer_name;
+mod own_model;
 mod packing;
 mod parallel;
 mod param_groups;
@@ -98,6 +99,7 @@ pub(crate) use init::InitFrom;
 pub use json_schema::json_schema;
 pub use layer_pattern::LayerPattern;
 pub use layers::ConfigLayers;
+pub(crate) use layers::{key_and_value, merge, nested, parse, read_file};
 pub use masking::DataMaskingConfig;
 pub use mla::MlaConfig;
 pub use model::ModelConfig;
@@ -105,8 +107,10 @@ pub(crate) use model::parts_unknown_to_megatron;
 pub use model_parts::ModelParts;
 pub use moe::{BiasUpdate, MoeTrainingConfig};
 pub use nearest::setting_of_flag;
+pub(crate) use nearest::{nearest_key, nearest_of};
 pub use optimizer::{LrDecayStyle, OptimizerConfig};
 pub use optimizer_name::OptimizerName;
+pub(crate) use own_model::{RUN_SECTIONS, own_changes};
 pub use packing::Packing;
 pub use parallel::ParallelConfig;
 pub use param_groups::ParamGroupConfig;
@@ -117,6 +121,7 @@ pub use precision::{
 pub use precision_fallback::PrecisionFallbackConfig;
 pub use recompute::{RecomputeConfig, RecomputeMethod, RecomputeModule};
 pub use reference::reference;
+pub(crate) use removed::drop_removed;
 pub(crate) use require::require;
 pub use rope::{RopeScalingConfig, RopeScalingKind};
 pub use schedule_at::ScheduleAt;
@@ -125,6 +130,7 @@ pub(crate) use sources::MixBy;
 pub use sources::SourceConfig;
 pub use tokenizer::Tokenizer;
 pub use training::TrainingConfig;
+pub(crate) use value::bad_value;
 
 use crate::{device::Devices, error::TrainError};
 
@@ -217,10 +223,7 @@ impl TrainConfig {
     /// may be extended.
     pub fn resolved(&self, layout: &Layout, model: &DecoderConfig) -> Self {
         let mut resolved = self.clone();
-        resolved.parallel.ranks = Some(layout.world_size());
-        resolved.parallel.tp = Some(layout.tp);
-        resolved.parallel.dp = Some(layout.dp);
-        resolved.parallel.sp = Some(layout.sp);
+        resolved.parallel.set_degrees(layout);
         resolved.model.head_dim = Some(model.head_dim);
         resolved.model.vocab = Some(model.vocab);
         resolved

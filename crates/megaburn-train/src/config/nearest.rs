@@ -131,7 +131,7 @@ const VALUES: &[(&str, &str)] = &[
 ///
 /// In order of preference: a key of the same name in another section (`train.lr`, or `lr` alone), a
 /// synonym from another system, a misspelling. Ties go to the key with the longest common prefix.
-pub(super) fn nearest_key(key: &str) -> Option<String> {
+pub(crate) fn nearest_key(key: &str) -> Option<String> {
     let name = plain(last(key));
     let keys = schema::keys();
     let is_named = keys.iter().any(|candidate| plain(last(candidate)) == name);
@@ -153,6 +153,18 @@ pub(super) fn nearest_key(key: &str) -> Option<String> {
     };
     let best = keys.iter().min_by_key(|candidate| distance(candidate))?;
     is_like(&name, &plain(last(best))).then(|| best.clone())
+}
+
+/// The one of `keys` that `key` probably means: one of the same name, or a misspelling; `None` if
+/// none is similar.
+pub(crate) fn nearest_of<'a>(key: &str, keys: &[&'a str]) -> Option<&'a str> {
+    let name = plain(last(key));
+    let distance = |candidate: &&str| {
+        let of_name = strsim::damerau_levenshtein(&name, &plain(last(candidate)));
+        (of_name, strsim::damerau_levenshtein(key, candidate))
+    };
+    let best = keys.iter().copied().min_by_key(distance)?;
+    is_like(&name, &plain(last(best))).then_some(best)
 }
 
 /// The key that a command-line flag probably means, by its own name or a synonym; `None` if there

@@ -310,6 +310,14 @@ impl ParallelConfig {
         }
     }
 
+    /// Sets the degrees that may be derived from the ranks to those of `layout`.
+    pub(super) fn set_degrees(&mut self, layout: &Layout) {
+        self.ranks = Some(layout.world_size());
+        self.tp = Some(layout.tp);
+        self.dp = Some(layout.dp);
+        self.sp = Some(layout.sp);
+    }
+
     /// Whether there is a number of ranks with which sequence parallelism is on.
     pub(super) fn may_split_sequences(&self) -> bool {
         self.sp.unwrap_or(self.tp != Some(1))

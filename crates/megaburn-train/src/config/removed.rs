@@ -17,7 +17,7 @@ pub(super) fn why_removed(key: &str) -> Option<&'static str> {
 }
 
 /// Drops removed keys from a configuration that an earlier version wrote.
-pub(super) fn drop_removed(config: &mut Table) {
+pub(crate) fn drop_removed(config: &mut Table) {
     fn drop_key(table: &mut Table, key: &str) {
         match key.split_once('.') {
             None => drop(table.remove(key)),

@@ -6,7 +6,7 @@ use super::nearest::nearest_value;
 use crate::error::TrainError;
 
 /// Turns serde's error text about a value, whose second line names the key, into one sentence.
-pub(super) fn bad_value(text: &str, origin: &str) -> TrainError {
+pub(crate) fn bad_value(text: &str, origin: &str) -> TrainError {
     let (why, key) = text
         .trim_end()
         .rsplit_once("\nin ")

@@ -31,7 +31,8 @@ use super::{
 use crate::{
     config::{DataOrder, Dtype, ScheduleAt, TrainConfig},
     error::TrainError,
-    trainer::{Progress, read_state},
+    trainer::read_state,
+    trainer_core::Progress,
 };
 
 /// The multiple that Megatron-LM pads a vocabulary to, for one rank of tensor parallelism.

@@ -8,7 +8,7 @@ use megaburn_torch::{
 };
 
 use super::dict::Dict;
-use crate::{config::TrainConfig, error::TrainError, trainer::Progress};
+use crate::{config::TrainConfig, error::TrainError, trainer_core::Progress};
 
 /// The most values that are copied of one value of the original.
 const MOST_VALUES: usize = 1 << 16;

@@ -28,7 +28,8 @@ use crate::{
     config::{ConfigLayers, ParallelConfig, TrainConfig},
     error::TrainError,
     run_folder::{names::CHECKPOINTS, write_config},
-    trainer::{ImportedFrom, Progress, SavedAmaxes, TrainerState},
+    trainer::{ImportedFrom, SavedAmaxes, TrainerState},
+    trainer_core::Progress,
 };
 
 /// What an import has made.

@@ -6,12 +6,14 @@ mod uploads;
 
 use std::{collections::BTreeSet, path::Path};
 
+use burn::module::Module;
 use megaburn_checkpoint::{CheckpointStore, Latest, Place, StoreWriter};
 use megaburn_collective::{Group, ProcessGroups};
 use megaburn_store::StoreConfig;
 
 use crate::{
-    config::TrainConfig, error::TrainError, run_folder::RunShare, start::settle, trainer::Trainer,
+    config::TrainConfig, error::TrainError, run_folder::RunShare, start::settle,
+    trainer_core::TrainerCore,
 };
 
 use found::Found;
@@ -133,7 +135,7 @@ impl StoredCheckpoints {
     /// All ranks.
     pub(crate) fn add_missing(
         &mut self,
-        trainer: &Trainer,
+        trainer: &TrainerCore<impl Module>,
         groups: &ProcessGroups,
     ) -> Result<(), TrainError> {
         let step = trainer.progress().step;
@@ -153,7 +155,7 @@ impl StoredCheckpoints {
     pub(crate) fn add(
         &mut self,
         step: u64,
-        trainer: &Trainer,
+        trainer: &TrainerCore<impl Module>,
         groups: &ProcessGroups,
     ) -> Result<(), TrainError> {
         let Some((uploads, uploader)) = self.uploads() else {

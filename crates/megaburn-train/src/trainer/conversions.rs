@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use burn::tensor::DType;
 use megaburn_checkpoint::Checkpoint;
-use megaburn_mesh::Layout;
 use megaburn_optim::{Moment, StateDtype};
 
 use crate::{
@@ -88,9 +87,9 @@ impl Trainer {
         amaxes: ResumedAmaxes,
     ) -> Conversions {
         let mut found = Conversions {
-            layout: self.other_layout(checkpoint),
+            layout: self.core.other_layout(checkpoint),
             amaxes,
-            loss_scale: match (&saved.loss_scaler, &self.loss_scaler) {
+            loss_scale: match (&saved.loss_scaler, &self.core.loss_scaler) {
                 (Some(_), None) => Some(LossScaleConversion::Dropped),
                 (None, Some(mine)) => Some(LossScaleConversion::Starts(mine.scale())),
                 _ => None,
@@ -98,7 +97,7 @@ impl Trainer {
             ..Conversions::default()
         };
         let f32_params: BTreeSet<String> = self.model().f32_params().collect();
-        let optimizer = &self.config.optimizer;
+        let optimizer = &self.core.config.optimizer;
         let main_params = match optimizer.main_params_dtype {
             Dtype::Bf16 => StateDtype::Bf16,
             Dtype::F32 | Dtype::F16 => StateDtype::F32,
@@ -149,22 +148,5 @@ impl Trainer {
             }
         }
         found
-    }
-
-    /// The layout and the ZeRO stage of a checkpoint, if they are not those of this run.
-    fn other_layout(&self, checkpoint: &Checkpoint) -> Option<String> {
-        let written = checkpoint.manifest().layout.as_str();
-        let zero = checkpoint.trainer()["config"]["parallel"]["zero"].as_u64();
-        let is_same_zero = zero.is_none_or(|zero| zero == u64::from(self.config.parallel.zero));
-        let is_same = written
-            .parse::<Layout>()
-            .is_ok_and(|written| written == self.groups.layout());
-        if is_same && is_same_zero {
-            return None;
-        }
-        Some(match zero {
-            Some(zero) => format!("{written} with parallel.zero {zero}"),
-            None => written.to_string(),
-        })
     }
 }

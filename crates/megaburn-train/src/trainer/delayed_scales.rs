@@ -8,9 +8,8 @@ use megaburn_parallel::QuantizedLayer;
 
 use crate::{
     error::TrainError,
-    trainer::{
-        Trainer, amax_histories::SavedAmaxes, quantization_counts::MATRICES, stats::world_max,
-    },
+    trainer::{Trainer, amax_histories::SavedAmaxes, quantization_counts::MATRICES},
+    trainer_core::world_max,
 };
 
 /// How the matrices whose largest magnitudes a checkpoint has differ from those of a run.
@@ -47,11 +46,12 @@ impl Trainer {
             quantized.flat_map(|it| matrices_of(it)).collect();
         let of = |name: &String| f64::from(current.get(name).copied().unwrap_or(0.0));
         let own: Vec<f64> = matrices.iter().map(|(name, _)| of(name)).collect();
-        let all = world_max(&self.groups, &own)?;
+        let all = world_max(&self.core.groups, &own)?;
         let amax = |(amax, (_, role)): (f64, &(_, MatrixRole))| (amax / self.unit_of(*role)) as f32;
         let all: Vec<f32> = all.into_iter().zip(&matrices).map(amax).collect();
         let names = matrices.iter().map(|(name, _)| name);
-        self.amax_histories.push(self.progress.step, names.zip(all));
+        self.amax_histories
+            .push(self.core.progress.step, names.zip(all));
         self.derive_scales();
         Ok(())
     }
@@ -131,7 +131,7 @@ impl Trainer {
         if amaxes.is_empty() {
             return;
         }
-        let device = self.device.clone().inner();
+        let device = self.core.device.clone().inner();
         let values = Tensor::<1>::from_floats(values.as_slice(), &device);
         for (index, amax) in amaxes.into_iter().enumerate() {
             amax.set_derived(Some(values.clone().narrow(0, index, 1)));
@@ -200,7 +200,7 @@ mod tests {
             trainer.step()?;
             trainer.step()?;
             let param = "blocks.1.mlp.down.weight";
-            let is_last = trainer.groups.world.rank() + 1 == trainer.groups.world.size();
+            let is_last = trainer.core.groups.world.rank() + 1 == trainer.core.groups.world.size();
             if is_last {
                 poison(&mut trainer, param, value);
             }

@@ -24,16 +24,16 @@ impl Kept {
     fn of(trainer: &Trainer) -> Self {
         let direct = main_grads(trainer.model_in_flight());
         let len = |path: &str| -> usize {
-            let shard = &trainer.plan.get(path).expect("planned").shard;
+            let shard = &trainer.core.plan.get(path).expect("planned").shard;
             shard.local_shape().iter().product()
         };
         let zeros = |path: &str| Tensor::zeros([len(path)], &Device::flex());
-        let masters = trainer.optimizer.held_state(len, zeros).masters;
+        let masters = trainer.core.optimizer.held_state(len, zeros).masters;
         let mut kept = Self::default();
-        for (path, spec) in trainer.plan.iter() {
+        for (path, spec) in trainer.core.plan.iter() {
             let len = |tensor: Option<Tensor<1>>| tensor.map_or(0, |tensor| tensor.dims()[0]);
             let all: usize = spec.shard.local_shape().iter().product();
-            let gradient = len(trainer.grads.get(path));
+            let gradient = len(trainer.core.grads.get(path));
             kept.parameters += all;
             kept.gradients += gradient;
             kept.masters += masters.get(path).map_or(0, |master| master.range.len());
@@ -67,9 +67,9 @@ fn a_rank_keeps_what_is_estimated(#[case] layout: &str, #[case] sets: &[&str]) {
     let ranks = trainers(&sets, layout, |trainer| {
         let kept = Kept::of(&trainer);
         Ok((
-            trainer.config.clone(),
+            trainer.core.config.clone(),
             trainer.layout(),
-            trainer.groups.pp.rank(),
+            trainer.core.groups.pp.rank(),
             kept,
         ))
     });
@@ -137,13 +137,16 @@ fn a_rank_keeps_what_is_estimated(#[case] layout: &str, #[case] sets: &[&str]) {
 #[case("dp2-ep2", &["model.family=deepseek_v3", "model.kv_heads=4", "model.experts.num=4"])]
 fn a_rank_writes_what_is_planned(#[case] layout: &str, #[case] sets: &[&str]) {
     let ranks = trainers(sets, layout, |mut trainer| {
-        let planned = CheckpointShare::of_rank(&trainer.config, &trainer.groups)?;
+        let planned = CheckpointShare::of_rank(&trainer.core.config, &trainer.core.groups)?;
         trainer.step()?;
-        let tensors: Vec<_> = trainer.held_tensors(|_, _, _| unreachable!()).collect();
+        let tensors: Vec<_> = trainer
+            .core
+            .held_tensors(|_, _, _| unreachable!())
+            .collect();
         let held = tensors.iter().map(|tensor| {
             let group = match tensor.shard.is_expert() {
-                true => &trainer.groups.edp,
-                false => &trainer.groups.dp_cp,
+                true => &trainer.core.groups.edp,
+                false => &trainer.core.groups.dp_cp,
             };
             HeldTensor {
                 name: tensor.name.clone(),

@@ -6,10 +6,9 @@ use megaburn_report::metrics::EvalMetrics;
 use crate::{
     data::EvalSamples,
     error::TrainError,
-    trainer::{
-        Trainer, first_times::Work, hybrid_context::HybridContext, passes::Evaluation,
-        stats::Losses,
-    },
+    run_trainer::StopCheck,
+    trainer::{Trainer, hybrid_context::HybridContext, passes::Evaluation, stats::Losses},
+    trainer_core::Work,
 };
 
 impl Trainer {
@@ -36,62 +35,47 @@ impl Trainer {
         Ok(eval.expect("the evaluation cannot be stopped"))
     }
 
-    /// The losses on all sets of validation data, as [`evaluate`](Self::evaluate) computes them. It
-    /// returns `None` before the next global batch if `stop` returns true.
+    /// The losses on all of `sets`, as [`evaluate`](Self::evaluate) computes them. It returns `None`
+    /// before the next global batch if `stop` returns true.
     ///
     /// # Errors
     /// As [`evaluate`](Self::evaluate); also the errors of `stop`.
     /// # Collective
     /// All ranks; `stop` must return the same on all of them.
-    pub(crate) fn evaluate_unless(
-        &self,
-        stop: impl FnMut() -> Result<bool, TrainError>,
-    ) -> Result<Option<Vec<EvalMetrics>>, TrainError> {
-        self.evaluate_all(&self.samples.valid, stop)
-    }
-
-    /// As [`evaluate_unless`](Self::evaluate_unless), on the test data.
-    ///
-    /// # Errors
-    /// As [`evaluate_unless`](Self::evaluate_unless).
-    /// # Collective
-    /// All ranks; `stop` must return the same on all of them.
-    pub(crate) fn test_unless(
-        &self,
-        stop: impl FnMut() -> Result<bool, TrainError>,
-    ) -> Result<Option<Vec<EvalMetrics>>, TrainError> {
-        self.evaluate_all(&self.samples.test, stop)
-    }
-
-    fn evaluate_all(
+    pub(super) fn evaluate_all(
         &self,
         sets: &[EvalSamples],
-        mut stop: impl FnMut() -> Result<bool, TrainError>,
+        stop: &mut StopCheck<'_>,
     ) -> Result<Option<Vec<EvalMetrics>>, TrainError> {
-        let evals = sets.iter().map(|set| self.evaluate_on(set, &mut stop));
-        evals.collect()
+        sets.iter().map(|set| self.evaluate_on(set, stop)).collect()
     }
 
     fn evaluate_on(
         &self,
         set: &EvalSamples,
-        stop: &mut dyn FnMut() -> Result<bool, TrainError>,
+        stop: &mut StopCheck<'_>,
     ) -> Result<Option<EvalMetrics>, TrainError> {
         let valid = &*set.samples;
-        let _compiling = self.first_times.begin(Work::Evaluation, &self.groups.world);
+        let _compiling = self
+            .core
+            .first_times
+            .begin(Work::Evaluation, &self.core.groups.world);
         let model = self.model().valid();
         let _unchanged = model.unchanged_weights();
-        let inner_device = self.device.clone().inner();
-        let global_batch = self.config.train.global_batch as u64;
-        let wanted = (self.config.train.eval_batches as u64).saturating_mul(global_batch);
+        let inner_device = self.core.device.clone().inner();
+        let global_batch = self.core.config.train.global_batch as u64;
+        let wanted = (self.core.config.train.eval_batches as u64).saturating_mul(global_batch);
         let total = wanted.min(valid.num_samples());
         let mut losses = Losses::of(&self.model_config);
-        let schedule = self.pipeline.forward_only(self.batch.num_micro_batches())?;
+        let schedule = self
+            .core
+            .pipeline
+            .forward_only(self.core.batch.num_micro_batches())?;
         let spec = self.p2p_spec();
         for step in 0..total.div_ceil(global_batch) {
             if stop()? {
-                self.sharding.check()?;
-                self.sharding.release();
+                self.core.sharding.check()?;
+                self.core.sharding.release();
                 return Ok(None);
             }
             let model = &model;
@@ -101,7 +85,7 @@ impl Trainer {
             let hybrid = self.hybrid_batches(valid, first, total)?;
             let hybrid_schedule = hybrid
                 .as_ref()
-                .map(|hybrid| self.pipeline.forward_only(hybrid.num_passes()))
+                .map(|hybrid| self.core.pipeline.forward_only(hybrid.num_passes()))
                 .transpose()?;
             let mut executor = Evaluation {
                 trainer: self,
@@ -117,18 +101,19 @@ impl Trainer {
             run(schedule, &spec, &mut executor)?;
         }
         // Check for a lost rank first, so that it is reported instead of a NaN loss.
-        self.sharding.check()?;
-        self.sharding.release();
-        let totals = losses.read()?.over(&self.groups.batch)?;
+        self.core.sharding.check()?;
+        self.core.sharding.release();
+        let totals = losses.read()?.over(&self.core.groups.batch)?;
         let eval_loss = totals.mean();
         let mtp_losses = totals.mtp_means();
         let sop_loss = totals.binary_mean();
         Ok(Some(EvalMetrics {
-            step: self.progress.step,
+            step: self.core.progress.step,
             data: set.name.clone(),
             eval_loss,
             mtp_losses,
             sop_loss,
+            ..EvalMetrics::default()
         }))
     }
 
@@ -143,7 +128,7 @@ impl Trainer {
         let Some(mut hybrid) = self.hybrid.clone() else {
             return Ok(None);
         };
-        let end = total.min(first + self.config.train.global_batch as u64);
+        let end = total.min(first + self.core.config.train.global_batch as u64);
         hybrid.assign(&self.documents_of(valid, first..end)?)?;
         Ok(Some(hybrid))
     }

@@ -46,12 +46,13 @@ impl Trainer {
                 bias_update,
                 bias_update_rate,
                 ..
-            } = self.config.moe;
+            } = self.core.config.moe;
             let moved = |own: &[f32], load: &LoadCounts| match bias_update {
                 BiasUpdate::Sign => moved_by_sign(own, &load.tokens, bias_update_rate as f32),
                 BiasUpdate::Quantile => quantile_biases(&load.quantile_counts, own, experts.top_k),
             };
             let model = self
+                .core
                 .model
                 .as_mut()
                 .expect("the model is absent only during an update");
@@ -116,6 +117,7 @@ impl Trainer {
         }
         let len = all.len();
         let all = self
+            .core
             .groups
             .world
             .all_reduce(TensorData::new(all, [len]), ReduceOp::Sum)?;
@@ -144,13 +146,13 @@ impl Trainer {
 
     /// The quantile counts of a layer over all ranks; a rank whose stages lack the layer adds none.
     fn quantile_counts(&self, own: Vec<u64>, num: usize) -> Result<Vec<u64>, TrainError> {
-        if self.config.moe.bias_update != BiasUpdate::Quantile {
+        if self.core.config.moe.bias_update != BiasUpdate::Quantile {
             return Ok(own);
         }
         let mut own: Vec<i64> = own.into_iter().map(|count| count as i64).collect();
         own.resize(num * QUANTILE_BINS, 0);
         let own = TensorData::new(own, [num * QUANTILE_BINS]);
-        let all = self.groups.world.all_reduce(own, ReduceOp::Sum)?;
+        let all = self.core.groups.world.all_reduce(own, ReduceOp::Sum)?;
         let all: Vec<i64> = all.try_to_vec().expect("the tensor is i64");
         Ok(all.into_iter().map(|count| count as u64).collect())
     }

@@ -20,15 +20,15 @@ impl Trainer {
     /// a phase of the schedule and before a step that counts what layers lose, there are none: an
     /// evaluation, a generated text and the counts see the weights themselves then.
     pub(super) fn choose_fp8_params(&self) {
-        if self.config.precision.fp8_param_gather {
-            self.sharding.send_in_fp8(self.fp8_params());
+        if self.core.config.precision.fp8_param_gather {
+            self.core.sharding.send_in_fp8(self.fp8_params());
         }
     }
 
     fn fp8_params(&self) -> BTreeMap<String, Fp8Param> {
-        let next = self.progress.step + 2;
-        let (phase, _) = self.config.precision.phase_at(next);
-        let is_last = next > self.config.train.steps || phase != self.precision.current.0;
+        let next = self.core.progress.step + 2;
+        let (phase, _) = self.core.config.precision.phase_at(next);
+        let is_last = next > self.core.config.train.steps || phase != self.precision.current.0;
         if is_last || self.counts_losses(next) {
             return BTreeMap::new();
         }
@@ -53,7 +53,7 @@ impl Trainer {
         if precision.recipe.scaling != Scaling::Tensor {
             return None;
         }
-        let step = self.progress.step + 1;
+        let step = self.core.progress.step + 1;
         let delayed = precision.delayed.then(|| DelayedScale {
             current: layer.delayed(MatrixRole::Weight).current(),
             before: self.amax_histories.before(&weight_of(name), step),
@@ -77,12 +77,13 @@ impl Trainer {
         is_wanted: impl Fn(&str) -> bool,
     ) -> Result<(), TrainError> {
         let of_layer = |path: &str| path.strip_suffix(".weight").is_some_and(&is_wanted);
-        let in_fp8 = |name: &String| is_wanted(name) && self.sharding.is_in_fp8(&weight_of(name));
+        let in_fp8 =
+            |name: &String| is_wanted(name) && self.core.sharding.is_in_fp8(&weight_of(name));
         if !self.own_layers().keys().any(in_fp8) {
             return Ok(());
         }
         let model = self.take_model();
-        self.model = Some(self.optimizer.send_in_full(model, of_layer)?);
+        self.core.model = Some(self.core.optimizer.send_in_full(model, of_layer)?);
         Ok(())
     }
 }

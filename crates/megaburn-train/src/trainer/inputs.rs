@@ -11,8 +11,9 @@ use crate::{
         Trainer,
         collator::{Collator, Split},
         packed_row::Document,
-        stats::{Work, sum_over},
+        stats::Work,
     },
+    trainer_core::sum_over,
 };
 
 impl Trainer {
@@ -23,11 +24,11 @@ impl Trainer {
             document_multiple,
             eod_mask_loss,
             ..
-        } = &self.config.data;
+        } = &self.core.config.data;
         let eos = self.data.tokenizer.eos();
         Collator {
-            seq_len: self.config.data.seq_len,
-            padded: self.config.row_len(&self.groups.layout()),
+            seq_len: self.core.config.data.seq_len,
+            padded: self.core.config.row_len(&self.core.groups.layout()),
             zigzag: self.model_in_flight().zigzag(),
             documents: documents.then_some(Split {
                 eos,
@@ -40,13 +41,13 @@ impl Trainer {
 
     /// Whether rows have padding of their own.
     pub(super) fn pads_rows(&self) -> bool {
-        self.config.data.documents || self.config.data.dataset.is_masked()
+        self.core.config.data.documents || self.core.config.data.dataset.is_masked()
     }
 
     /// Number of tokens that the model read in a step: those that count in the loss or, with an
     /// encoder, which reads tokens without predicting them, all without padding.
     pub(super) fn num_read(&self, work: &Work) -> f64 {
-        match self.config.data.dataset {
+        match self.core.config.data.dataset {
             DatasetKind::Gpt => work.tokens,
             DatasetKind::Bert | DatasetKind::T5 => work.held,
         }
@@ -62,12 +63,12 @@ impl Trainer {
         if !self.model_config.binary_head {
             return Ok(0.0);
         }
-        let batch = self.next_batch();
+        let batch = self.core.next_batch();
         self.step_samples.clear();
         let read = (0..batch.num_micro_batches()).map(|index| Ok(self.micro_batch(index)?.1));
         self.step_samples = read.collect::<Result<_, TrainError>>()?;
         let labels: usize = self.step_samples.iter().flatten().map(num_labels).sum();
-        let labels = sum_over(&self.groups.dp, labels as f64)?;
+        let labels = sum_over(&self.core.groups.dp, labels as f64)?;
         Ok(labels / batch.global_batch_size() as f64)
     }
 

@@ -1,90 +1,31 @@
 //! The search for the origin of a step that is not finite.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use megaburn_collective::objects;
-use megaburn_parallel::lazy_params;
-
 use crate::{
-    diagnosis::{Diagnosis, NonFiniteOrigin},
+    diagnosis::NonFiniteOrigin,
     error::TrainError,
-    failure::diagnose,
-    ranks::panic_text,
     trainer::{Trainer, passes::ReduceScope},
+    trainer_core::with_diagnosis,
 };
 
 impl Trainer {
-    /// Recomputes the gradients of the next step, and examines them before they are reduced over
-    /// data-parallel ranks, after which they would be equal on all of them. A successful step costs
-    /// nothing extra, whereas Megatron-LM checks each bucket in each step
-    /// (`--check-for-nan-in-loss-and-grad`). A failure that does not occur a second time is not
-    /// found.
-    ///
-    /// During this, every rank holds its own unreduced sum of all gradients, even if ZeRO shards
-    /// gradients. Returns `None` if every gradient is finite this time.
+    /// Recomputes the gradients of the next step, and finds which of them are not finite before they
+    /// are reduced. `None` if every gradient is finite this time.
     ///
     /// # Collective
     /// All ranks; a forward and backward pass, and one parameter name.
     fn non_finite_origin(&mut self) -> Result<Option<NonFiniteOrigin>, TrainError> {
         self.forward_backward(ReduceScope::Local)?;
-        self.sharding.check()?;
-        self.sharding.release();
-        let model = self
-            .model
-            .as_ref()
-            .expect("the model is absent only during an update");
-        let order = lazy_params(model).into_iter().map(|param| param.path);
-        let bad = self.grads.find_non_finite()?;
-        let place = |path: &String| place(path, self.model_config.layers);
-        let mine = order
-            .filter(|path| bad.contains(path.as_str()))
-            .max_by_key(place);
-        let world = &self.groups.world;
-        let all = objects::gather(world, &mine)?.into_iter().enumerate();
-        let (ranks, params): (Vec<_>, Vec<String>) =
-            all.filter_map(|(rank, param)| Some((rank, param?))).unzip();
-        let latest = |first: String, next: String| {
-            if place(&next) > place(&first) {
-                next
-            } else {
-                first
-            }
-        };
-        let non_finite_origin = params
-            .into_iter()
-            .reduce(latest)
-            .map(|param| NonFiniteOrigin { ranks, param });
-        Ok(objects::broadcast(world, &non_finite_origin)?)
+        let layers = self.model_config.layers;
+        self.core.non_finite_origin(|path| place(path, layers))
     }
 
     /// Adds the diagnosis to the error of a non-finite step; other errors are returned unchanged.
-    /// The error stays the same if the diagnosis fails, which needs more memory than a step.
     ///
     /// # Collective
     /// All ranks, with the same error.
-    pub(crate) fn diagnosed(&mut self, mut error: TrainError) -> TrainError {
-        let diagnosis = match &mut error {
-            TrainError::NonFinite { diagnosis, .. } => diagnosis,
-            TrainError::TooManySkippedSteps {
-                loss,
-                grad_norm,
-                diagnosis,
-                ..
-            } if !(loss.is_finite() && grad_norm.is_finite()) => diagnosis,
-            _ => return error,
-        };
-        *diagnosis = match catch_unwind(AssertUnwindSafe(|| self.non_finite_origin())) {
-            Ok(Ok(Some(non_finite_origin))) => Diagnosis::NonFiniteOrigin(non_finite_origin),
-            Ok(Ok(None)) => Diagnosis::Finite,
-            Ok(Err(error)) => self.failed(&error.to_string()),
-            Err(panic) => self.failed(panic_text(&*panic).unwrap_or("a panic")),
-        };
-        error
-    }
-
-    fn failed(&self, why: &str) -> Diagnosis {
-        let why = diagnose(why, &self.device).map_or(why.to_string(), |error| error.to_string());
-        Diagnosis::Failed(why)
+    pub(super) fn with_origin(&mut self, error: TrainError) -> TrainError {
+        let device = self.core.device.clone();
+        with_diagnosis(error, &device, || self.non_finite_origin())
     }
 }
 
@@ -185,11 +126,11 @@ mod tests {
     fn a_diagnosis_that_fails_leaves_the_error_that_it_is() {
         let errors = trainers(&[], "dp2", |mut trainer| {
             poison(&mut trainer, "norm.gamma", f32::NAN);
-            let error = trainer.try_step().unwrap_err();
-            if trainer.groups.world.rank() == 1 {
-                trainer.groups.world.abort("it has no memory for that");
+            let error = trainer.undiagnosed_step().unwrap_err();
+            if trainer.core.groups.world.rank() == 1 {
+                trainer.core.groups.world.abort("it has no memory for that");
             }
-            Ok(trainer.diagnosed(error))
+            Ok(trainer.with_origin(error))
         });
         for error in errors {
             let text = error.to_string();
@@ -205,7 +146,7 @@ mod tests {
     fn assert_named(layout: &str, rank: usize, param: &str, text: &str, zero: &str) {
         let errors = trainers(&[zero], layout, |mut trainer| {
             trainer.step()?;
-            if trainer.groups.world.rank() == rank {
+            if trainer.core.groups.world.rank() == rank {
                 poison(&mut trainer, param, f32::NAN);
             }
             let before = read_params(trainer.model());

@@ -40,18 +40,20 @@ pub(super) struct Training<'a> {
 impl Training<'_> {
     fn begin(&mut self, pass: MicroBatchStep) -> Range {
         let backward = range("backward");
-        self.trainer.groups.world.pulse().beat();
-        if self.reduce_scope == ReduceScope::DataParallel && self.trainer.config.parallel.overlap {
-            self.trainer.grads.begin_micro_batch(pass.is_last);
+        self.trainer.core.groups.world.pulse().beat();
+        if self.reduce_scope == ReduceScope::DataParallel
+            && self.trainer.core.config.parallel.overlap
+        {
+            self.trainer.core.grads.begin_micro_batch(pass.is_last);
         }
         backward
     }
 
     /// Called after a backward pass, or a part of one.
     fn end(&mut self) -> Result<(), TrainError> {
-        self.trainer.groups.world.pulse().beat();
+        self.trainer.core.groups.world.pulse().beat();
         match self.reduce_scope {
-            ReduceScope::DataParallel => Ok(self.trainer.grads.end_micro_batch()?),
+            ReduceScope::DataParallel => Ok(self.trainer.core.grads.end_micro_batch()?),
             ReduceScope::Local => Ok(()),
         }
     }
@@ -73,7 +75,7 @@ impl StageExecutor for Training<'_> {
             binary_factor,
             ..
         } = self;
-        trainer.groups.world.pulse().beat();
+        trainer.core.groups.world.pulse().beat();
         let model = trainer.model_in_flight();
         let layers = &model.stages()[pass.chunk];
         let batch = || -> Result<Batch, TrainError> {
@@ -100,7 +102,10 @@ impl StageExecutor for Training<'_> {
         };
         let found = model.losses(stream, batch.labels.clone(), &batch.ahead, &context);
         losses.add(found.inner(), &batch, &trainer.model_config.flop_shape());
-        let loss = found.total(trainer.config.train.mtp_loss_scaling_factor, *binary_factor);
+        let loss = found.total(
+            trainer.core.config.train.mtp_loss_scaling_factor,
+            *binary_factor,
+        );
         Ok(Output::Loss(match factor {
             Some(factor) => loss.mul_scalar(*factor),
             None => loss,
@@ -114,15 +119,7 @@ impl StageExecutor for Training<'_> {
     ) -> Result<(), TrainError> {
         let _backward = self.begin(pass);
         let mut grads = run();
-        let Trainer {
-            model,
-            grads: accumulator,
-            ..
-        } = &mut *self.trainer;
-        let model = model
-            .as_ref()
-            .expect("the model is absent only during an update");
-        accumulator.accumulate(model, &mut grads);
+        self.trainer.core.accumulate(&mut grads);
         self.end()
     }
 
@@ -133,7 +130,7 @@ impl StageExecutor for Training<'_> {
     ) -> Result<(), TrainError> {
         let _backward = self.begin(pass);
         run();
-        self.trainer.grads.end_backward();
+        self.trainer.core.grads.end_backward();
         self.end()
     }
 }
@@ -167,14 +164,14 @@ impl StageExecutor for Evaluation<'_> {
             inner_device,
             ..
         } = *self;
-        trainer.groups.world.pulse().beat();
+        trainer.core.groups.world.pulse().beat();
         let layers = &self.model.stages()[pass.chunk];
         let batch = || -> Result<Batch, TrainError> {
             if let Some(hybrid) = self.hybrid {
                 return hybrid.batch(pass.micro_batch, inner_device);
             }
-            let dp = trainer.groups.dp.rank();
-            let numbers = trainer.batch.micro_batch(first, dp, pass.micro_batch);
+            let dp = trainer.core.groups.dp.rank();
+            let numbers = trainer.core.batch.micro_batch(first, dp, pass.micro_batch);
             // After the end of the data the samples start over; those do not count.
             let counted = total.saturating_sub(numbers.start) as usize;
             let num_samples = self.valid.num_samples();
@@ -183,7 +180,7 @@ impl StageExecutor for Evaluation<'_> {
             Ok(trainer.collator().batch(&samples, counted, inner_device)?)
         };
         // Experts must not process samples that do not count, in any stage.
-        let is_cut = total < first + trainer.config.train.global_batch as u64;
+        let is_cut = total < first + trainer.core.config.train.global_batch as u64;
         let of_experts = is_cut && trainer.model_config.experts.is_some();
         let needs_batch = of_experts || trainer.needs_batch(layers);
         let batch = needs_batch.then(batch).transpose()?;
@@ -204,11 +201,11 @@ impl Trainer {
     /// Whether a stage needs tokens, labels, or the ends of documents or sequences. All stages need to
     /// know the padding of masked sentences.
     fn needs_batch(&self, stage: &StageLayers) -> bool {
-        let has_padding = self.collator().padded > self.config.data.seq_len;
+        let has_padding = self.collator().padded > self.core.config.data.seq_len;
         let of_experts = has_padding && self.model_config.experts.is_some();
         let is_end = stage.embedding || stage.loss;
-        let is_padded = self.config.data.dataset.is_masked();
-        is_end || self.config.data.documents || is_padded || of_experts
+        let is_padded = self.core.config.data.dataset.is_masked();
+        is_end || self.core.config.data.documents || is_padded || of_experts
     }
 
     /// The documents, loss mask, context-parallel group and length of a batch.
@@ -220,7 +217,7 @@ impl Trainer {
             sentence_order: batch.and_then(|batch| batch.sentence_order.clone()),
             counted: batch.and_then(|batch| batch.loss_mask_values.clone()),
             parallel: batch.and_then(|batch| batch.parallel.clone()),
-            seq_len: Some(self.config.data.seq_len),
+            seq_len: Some(self.core.config.data.seq_len),
             ..BatchContext::default()
         }
     }

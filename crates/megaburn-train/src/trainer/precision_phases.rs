@@ -23,7 +23,7 @@ impl Trainer {
     /// # Collective
     /// As [`send_in_full`](Self::send_in_full), for layers that fall back.
     pub(super) fn begin_precision(&mut self) -> Result<(), TrainError> {
-        let step = self.progress.step + 1;
+        let step = self.core.progress.step + 1;
         self.set_precision(step)?;
         self.begin_counts(self.counts_losses(step));
         Ok(())
@@ -32,7 +32,7 @@ impl Trainer {
     /// Sets the precision of layers to that of a step. Histories of delayed scaling begin with the
     /// phase, and those of layers that fall back end.
     fn set_precision(&mut self, step: u64) -> Result<(), TrainError> {
-        let phase = self.config.precision.phase_at(step);
+        let phase = self.core.config.precision.phase_at(step);
         let held = self.precision.fallbacks.layers_at(phase.0, step);
         let is_other_phase = phase.0 != self.precision.current.0;
         if !is_other_phase && held == self.precision.held {
@@ -64,7 +64,7 @@ impl Trainer {
 
     /// Begins a run, whose model was built for all phases.
     pub(super) fn begin_first_phase(&self) {
-        if !self.config.precision.schedule.is_empty() {
+        if !self.core.config.precision.schedule.is_empty() {
             self.set_layers();
         }
     }
@@ -75,8 +75,8 @@ impl Trainer {
     /// # Collective
     /// As [`begin_precision`](Self::begin_precision).
     pub(super) fn resume_precision(&mut self, saved: Fallbacks) -> Result<(), TrainError> {
-        self.precision.fallbacks = saved.resumed(&self.config.precision.fallback);
-        self.set_precision(self.progress.step.max(1))
+        self.precision.fallbacks = saved.resumed(&self.core.config.precision.fallback);
+        self.set_precision(self.core.progress.step.max(1))
     }
 
     /// The precision of a layer of the full model in the current step; `None` if it is not quantised.
@@ -99,8 +99,8 @@ impl Trainer {
 
     /// The layers that will have fallen back in the next step.
     pub(crate) fn held_layers(&self) -> Option<HeldLayers> {
-        let step = self.progress.step + 1;
-        let (phase, _) = self.config.precision.phase_at(step);
+        let step = self.core.progress.step + 1;
+        let (phase, _) = self.core.config.precision.phase_at(step);
         self.precision.fallbacks.summary(phase, step)
     }
 
@@ -116,9 +116,9 @@ impl Trainer {
         is_update: bool,
         loss: Option<f64>,
     ) -> Result<Option<PrecisionMetrics>, TrainError> {
-        let config = self.config.clone();
+        let config = self.core.config.clone();
         let precision = &config.precision;
-        let step = self.progress.step;
+        let step = self.core.progress.step;
         let (phase, PrecisionConfig { recipe, .. }) = &self.precision.current;
         let (phase, recipe) = (*phase, recipe.to_string());
         let counted = self.counts_losses(step);
@@ -160,13 +160,13 @@ impl Trainer {
 
     /// Whether the elements that are lost in a step are counted.
     pub(super) fn counts_losses(&self, step: u64) -> bool {
-        let is_logged = is_due(step, self.config.precision.log_interval);
+        let is_logged = is_due(step, self.core.config.precision.log_interval);
         self.precision.current.1.quantizes() && (is_logged || self.checks_bounds(step))
     }
 
     /// Whether layers fall back after a step if they lost too much in it.
     fn checks_bounds(&self, step: u64) -> bool {
-        let fallback = &self.config.precision.fallback;
+        let fallback = &self.core.config.precision.fallback;
         fallback.has_bounds() && is_due(step, fallback.interval)
     }
 
@@ -182,7 +182,7 @@ impl Trainer {
         layers: &BTreeMap<String, QuantizedLayer>,
     ) -> Vec<String> {
         let is_found =
-            |layer: &QuantizedLayer| layer.needs_amaxes() && !self.config.optimizer.qk_clip;
+            |layer: &QuantizedLayer| layer.needs_amaxes() && !self.core.config.optimizer.qk_clip;
         let layers = layers.iter().filter(|(_, layer)| is_found(layer));
         layers.map(|(path, _)| weight_of(path)).collect()
     }
@@ -196,7 +196,7 @@ impl Trainer {
             return Ok(names.clone());
         }
         let own: Vec<String> = self.own_layers().into_keys().collect();
-        let world = &self.groups.world;
+        let world = &self.core.groups.world;
         let all = objects::gather(world, &own)?;
         let all: BTreeSet<String> = all.into_iter().flatten().collect();
         let names: Vec<String> = objects::broadcast(world, &Vec::from_iter(all))?;
@@ -282,7 +282,7 @@ mod tests {
                 }
             }
             let layers = trainer.own_layers();
-            trainer.model = Some(trainer.take_model());
+            trainer.core.model = Some(trainer.take_model());
             assert!(layers.values().all(|layer| layer.weight_amax().is_none()));
             Ok(())
         });
@@ -301,7 +301,7 @@ mod tests {
         ];
         let ranks = trainers(&sets, layout, |mut trainer| {
             let mut steps = vec![trainer.step()?, trainer.step()?];
-            if trainer.groups.world.rank() == 1 {
+            if trainer.core.groups.world.rank() == 1 {
                 poison(&mut trainer, "blocks.1.mlp.down.weight", 100.0);
             }
             steps.push(trainer.step()?);

@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 
 use megaburn_report::profile::range;
 
-use crate::{
-    error::TrainError,
-    trainer::{Trainer, stats::world_max},
-};
+use crate::{error::TrainError, trainer::Trainer, trainer_core::world_max};
 
 impl Trainer {
     /// Returns the largest attention logit of the step: over all micro-batches and ranks, of any head
@@ -43,7 +40,7 @@ impl Trainer {
 
     /// The largest attention logit of each head of each layer of the full model, over all ranks.
     fn max_logits(&self) -> Result<Option<Vec<f64>>, TrainError> {
-        let is_recorded = self.config.records_max_logits();
+        let is_recorded = self.core.config.records_max_logits();
         if !is_recorded {
             return Ok(None);
         }
@@ -56,11 +53,11 @@ impl Trainer {
             let of_layer = &mut all[layer * heads..][..heads];
             of_layer.copy_from_slice(&own.expect("every layer records its logits"));
         }
-        Ok(Some(world_max(&self.groups, &all)?))
+        Ok(Some(world_max(&self.core.groups, &all)?))
     }
 
     fn clip_to_threshold(&mut self, max_logits: &[f64]) -> Result<(), TrainError> {
-        let Some(clip) = self.config.optimizer.clips_queries_and_keys() else {
+        let Some(clip) = self.core.config.optimizer.clips_queries_and_keys() else {
             return Ok(());
         };
         let heads = self.model_config.heads;
@@ -70,16 +67,17 @@ impl Trainer {
             let own = own.into_iter();
             factors.extend(own.map(|(path, of)| (format!("blocks.{layer}.attention.{path}"), of)));
         }
-        factors.retain(|path, _| !self.config.optimizer.is_frozen(path));
+        factors.retain(|path, _| !self.core.config.optimizer.is_frozen(path));
         if factors.is_empty() {
             return Ok(());
         }
         let _clip = range("qk clip");
         let model = self.take_model();
-        self.model = Some(
-            self.optimizer
-                .scale_features(model, &factors, &self.grads)?,
-        );
+        self.core.model = Some(self.core.optimizer.scale_features(
+            model,
+            &factors,
+            &self.core.grads,
+        )?);
         Ok(())
     }
 }

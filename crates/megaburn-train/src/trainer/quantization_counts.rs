@@ -7,11 +7,7 @@ use megaburn_collective::ReduceOp;
 use megaburn_kernels::MatrixRole;
 use megaburn_report::metrics::{LayerQuantization, MatrixQuantization};
 
-use crate::{
-    error::TrainError,
-    failure::read_all,
-    trainer::{Trainer, stats::world_max},
-};
+use crate::{error::TrainError, failure::read_all, trainer::Trainer, trainer_core::world_max};
 
 /// The matrices of a layer, in the order of their names.
 pub(super) const MATRICES: [(MatrixRole, &str); 3] = [
@@ -79,10 +75,10 @@ impl Trainer {
             }
         }
         let len = sums.len();
-        let world = &self.groups.world;
+        let world = &self.core.groups.world;
         let sums = world.all_reduce(TensorData::new(sums, [len]), ReduceOp::Sum)?;
         let sums: Vec<f64> = sums.try_to_vec().expect("the tensor is f64");
-        let largest = world_max(&self.groups, &largest)?;
+        let largest = world_max(&self.core.groups, &largest)?;
         let mut all = BTreeMap::new();
         for (index, name) in names.into_iter().enumerate() {
             let of = |number: usize| {

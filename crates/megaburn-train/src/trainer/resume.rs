@@ -1,45 +1,22 @@
-use std::{fs, ops::Range, path::Path};
+use std::{fs, path::Path};
 
-use burn::tensor::DType;
-use megaburn_checkpoint::{Checkpoint, prepare};
+use megaburn_checkpoint::Checkpoint;
 use megaburn_collective::{Phase, Progress as PhaseProgress};
 use megaburn_models::{ModelError, source::ModelSource};
-use megaburn_optim::Moment;
 use serde::de::Error as _;
 use serde_json::{Value, json};
 
-use super::{
-    conversions::Conversions, delayed_scales::ResumedAmaxes, owner::set_aside, save::TrainerState,
-};
+use super::{delayed_scales::ResumedAmaxes, save::TrainerState};
 use crate::{
     config::{Change, Changes, changes, record_of_file},
     error::TrainError,
     resume_error::ResumeError,
+    resumed::Resumed,
     run_folder::config_of,
-    start::settle,
     stored_checkpoints::StoredCheckpoints,
-    trainer::{Progress, Trainer},
+    trainer::Trainer,
+    trainer_core::difference,
 };
-
-/// The state of a resumed run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Resumed {
-    /// The progress before this start.
-    pub progress: Progress,
-    /// The other run that wrote the checkpoint, if it was copied into this run's folder.
-    pub other_run: Option<String>,
-    /// The keys that can change numbers and whose values differ from those that the checkpoint was
-    /// trained with. The losses will then differ from those of an uninterrupted run.
-    pub changes: Vec<Change>,
-    /// Whether the configuration that the checkpoint was trained with is recorded, in it or in the
-    /// run's `config.toml`.
-    pub is_recorded: bool,
-    /// Whether the checkpoint records the samples that it was trained on. If not, as in one that was
-    /// made from a checkpoint of Megatron-Core, it is unknown whether this run continues with them.
-    pub has_samples: bool,
-    /// What the checkpoint holds in another form than this run.
-    pub conversions: Conversions,
-}
 
 impl Trainer {
     /// Resumes from the newest intact checkpoint of the run, if there is one.
@@ -51,7 +28,7 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub fn resume(&mut self) -> Result<Option<Resumed>, TrainError> {
-        self.resume_with(&StoredCheckpoints::none())
+        self.resume_from(&StoredCheckpoints::none())
     }
 
     /// As [`resume`](Self::resume), from a checkpoint in the store if that is newer.
@@ -60,46 +37,14 @@ impl Trainer {
     /// As [`resume`](Self::resume); also the checkpoint in the store cannot be copied.
     /// # Collective
     /// All ranks.
-    pub(crate) fn resume_with(
+    pub(super) fn resume_from(
         &mut self,
         stored: &StoredCheckpoints,
     ) -> Result<Option<Resumed>, TrainError> {
-        let phase = self.groups.world.phase(Phase::Load);
-        let place = self.place();
-        prepare(&place, &self.groups.world)?;
-        let mut latest = self.find_newest(&place)?;
-        if stored.has_newer(&latest) {
-            if place.is_keeper(&self.groups.world) {
-                set_aside(&latest.refused);
-            }
-            stored.fetch(&latest, &place, &self.groups)?;
-            latest = self.find_newest(&place)?;
-        }
-        let Some(mut checkpoint) = latest.checkpoint else {
-            // Do not start from scratch next to damaged checkpoints: the new run's would take their
-            // place.
-            return match latest.refused.into_iter().next() {
-                Some(refused) => Err(ResumeError::AllDamaged {
-                    path: refused.path,
-                    why: refused.why,
-                }
-                .into()),
-                None => {
-                    self.check_never_saved(&place)?;
-                    Ok(None)
-                }
-            };
+        let phase = self.core.groups.world.phase(Phase::Load);
+        let Some(mut checkpoint) = self.core.find_checkpoint(stored)? else {
+            return Ok(None);
         };
-        let progress_is_kept = if self.groups.is_main() {
-            self.check_local_owner(&checkpoint)
-                .and_then(|()| self.check_own_progress(&checkpoint))
-        } else {
-            Ok(())
-        };
-        settle(&self.groups.world, progress_is_kept)?;
-        if place.is_keeper(&self.groups.world) {
-            set_aside(&latest.refused);
-        }
         if checkpoint.trainer().is_null() {
             // An imported model that was put there: it has weights only.
             self.check_model(&checkpoint)?;
@@ -107,17 +52,23 @@ impl Trainer {
             return Ok(None);
         }
         self.check_model(&checkpoint)?;
-        self.check_optimizer(&checkpoint)?;
+        let saved = read_state(&checkpoint)?;
+        let optimizer = &saved.optimizer;
+        if let Some(what) = self
+            .core
+            .other_optimizer(&checkpoint, optimizer, saved.progress)
+        {
+            let path = checkpoint.path().into();
+            return Err(ResumeError::OtherOptimizer { path, what }.into());
+        }
         self.check_reading(&checkpoint)?;
         let changes = self.changes(&checkpoint)?;
         let of_data = self.resume_samples(&checkpoint)?;
-        let needed = self.chunks_of(&checkpoint);
-        checkpoint.fetch(&place, &self.groups.world, &needed)?;
+        self.core.fetch_chunks(&mut checkpoint)?;
         let amaxes = self.load(&checkpoint, phase.progress())?;
-        let saved = read_state(&checkpoint)?;
         Ok(Some(Resumed {
-            progress: self.progress,
-            other_run: self.other_run(&checkpoint),
+            progress: self.core.progress,
+            other_run: self.core.other_run(&checkpoint),
             is_recorded: changes.is_some(),
             has_samples: saved.data_hash.is_some(),
             changes: of_data
@@ -133,7 +84,7 @@ impl Trainer {
     fn changes(&self, checkpoint: &Checkpoint) -> Result<Option<Vec<Change>>, TrainError> {
         let saved = match read_state(checkpoint)?.config {
             Value::Null => {
-                let file = config_of(Path::new(&self.config.run.dir));
+                let file = config_of(Path::new(&self.core.config.run.dir));
                 let text = fs::read_to_string(file).ok();
                 text.and_then(|text| record_of_file(&text, &self.model_config))
             }
@@ -141,8 +92,9 @@ impl Trainer {
         };
         let Some(saved) = saved else { return Ok(None) };
         let mine = self
+            .core
             .config
-            .record(&self.groups.layout(), &self.model_config);
+            .record(&self.core.groups.layout(), &self.model_config);
         let Changes { identity, numeric } = changes(&saved, &mine);
         match identity.first() {
             None => Ok(Some(numeric)),
@@ -172,39 +124,6 @@ impl Trainer {
         })
     }
 
-    /// Refuses a checkpoint that lacks state which this run's optimizer keeps.
-    fn check_optimizer(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        let TrainerState {
-            optimizer: saved,
-            progress,
-            ..
-        } = read_state(checkpoint)?;
-        let mine = self.optimizer.name();
-        let names = &checkpoint.manifest().tensors;
-        let has = |moment: &Moment| {
-            names
-                .keys()
-                .any(|name| name.split('.').next() == Some(moment.name()))
-        };
-        let mut moments = self.optimizer.moments(&self.grads).into_iter();
-        let lacks = moments.find(|moment| !has(moment));
-        let lacks = lacks.filter(|_| progress.step > progress.skipped_steps);
-        let what = match (saved == mine, lacks) {
-            (true, None) => return Ok(()),
-            (true, Some(moment)) => {
-                format!("lacks the state {} of optimizer.name {mine}", moment.name())
-            }
-            (false, _) => format!(
-                "was trained with another optimizer: optimizer.name is {saved} there and {mine} here"
-            ),
-        };
-        Err(ResumeError::OtherOptimizer {
-            path: checkpoint.path().into(),
-            what,
-        }
-        .into())
-    }
-
     /// Loads the weights of another model of the same sizes; nothing else changes.
     fn load_weights(
         &mut self,
@@ -212,14 +131,14 @@ impl Trainer {
         progress: &PhaseProgress,
     ) -> Result<(), TrainError> {
         let model = self.take_model();
-        let dtype = self.config.train.dtype.into();
-        let plan = &self.plan;
-        let model = self.optimizer.load_params(model, dtype, |path, _| {
+        let dtype = self.core.config.train.dtype.into();
+        let plan = &self.core.plan;
+        let model = self.core.optimizer.load_params(model, dtype, |path, _| {
             let data = source.local(path, plan)?;
             progress.add(data.as_bytes().len() as u64);
             Ok::<_, ModelError>(data)
         })?;
-        self.model = Some(model);
+        self.core.model = Some(model);
         Ok(())
     }
 
@@ -229,17 +148,8 @@ impl Trainer {
         checkpoint: &Checkpoint,
         progress: &PhaseProgress,
     ) -> Result<ResumedAmaxes, TrainError> {
-        let model = self.take_model();
-        let plan = &self.plan;
-        let read = |prefix: &str, path: &str, range: Range<usize>| {
-            let shard = &plan.get(path).expect("the plan was validated").shard;
-            let data =
-                checkpoint.read_range(&format!("{prefix}.{path}"), shard, range, DType::F32)?;
-            progress.add(data.as_bytes().len() as u64);
-            Ok::<_, TrainError>(data)
-        };
         let TrainerState {
-            progress,
+            progress: run,
             loss_scaler,
             last_load,
             amaxes,
@@ -248,25 +158,14 @@ impl Trainer {
             imported,
             ..
         } = read_state(checkpoint)?;
-        let updates = progress.step - progress.skipped_steps;
-        self.optimizer
-            .load_state(updates, &self.grads, |path, moment, range| {
-                read(moment.name(), path, range)
-            })?;
-        let dtype = self.config.train.dtype.into();
-        let model = self
-            .optimizer
-            .restore_params(model, dtype, |path, range| read("model", path, range))?;
-        self.model = Some(model);
-        if let (Some(mine), Some(saved)) = (&mut self.loss_scaler, loss_scaler) {
-            mine.resume(&saved);
-        }
-        self.progress = progress;
+        self.unset_weight_amaxes();
+        self.core
+            .load(checkpoint, run, loss_scaler.as_ref(), progress)?;
         self.resume_precision(fallbacks)?;
         let amaxes = self.resume_amaxes(amaxes)?;
         self.imported = imported;
-        if self.groups.is_main() {
-            self.eval_losses = eval_losses;
+        if self.core.groups.is_main() {
+            self.core.eval_losses = eval_losses;
         }
         if last_load.len() == self.last_load.len() {
             self.last_load = last_load;
@@ -295,21 +194,10 @@ fn state_of(trainer: &Value) -> Result<TrainerState, serde_json::Error> {
     }
 }
 
-/// The first field in which two objects differ, as text for people.
-fn difference(saved: &Value, mine: &Value) -> Option<String> {
-    let fields = mine.as_object()?;
-    let differs = |(name, value): &(&String, &Value)| saved.get(name.as_str()) != Some(value);
-    let (name, value) = fields.iter().find(differs)?;
-    let saved = saved
-        .get(name)
-        .map_or("missing".to_string(), Value::to_string);
-    Some(format!("{name} is {saved} there and {value} here"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trainer::ImportedFrom;
+    use crate::{trainer::ImportedFrom, trainer_core::Progress};
 
     #[test]
     fn a_state_from_before_there_were_skips_is_read() {

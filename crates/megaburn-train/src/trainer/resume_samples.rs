@@ -8,7 +8,8 @@ use crate::{
     data::{BlendRecord, HELD_OUT},
     error::TrainError,
     resume_error::ResumeError,
-    trainer::{Progress, Trainer},
+    trainer::Trainer,
+    trainer_core::Progress,
 };
 
 impl Trainer {
@@ -51,8 +52,8 @@ impl Trainer {
                 None
             }
             _ if saved.data_hash != mine.data_hash
-                && self.config.data.is_of_fixed_length()
-                && !self.config.data.train.is_empty() =>
+                && self.core.config.data.is_of_fixed_length()
+                && !self.core.config.data.train.is_empty() =>
             {
                 let order = self.fixed_order();
                 let what =
@@ -65,8 +66,8 @@ impl Trainer {
             .as_ref()
             .map_or(saved.blend.as_ref(), |(_, changed)| Some(changed));
         if let Some(record) = record.filter(|record| record.first_sample > 0) {
-            let samples = self.data.samples_from(&self.config, Some(record))?;
-            self.samples = samples.watched(&self.groups);
+            let samples = self.data.samples_from(&self.core.config, Some(record))?;
+            self.samples = samples.watched(&self.core.groups);
         }
         if let Some((old, changed)) = change {
             let first = changed.first_sample;
@@ -110,7 +111,7 @@ impl Trainer {
     /// Refuses to continue in Megatron-LM's order, which ends, if the rest of the run needs more
     /// samples: the order was made for all steps with the batch sizes of this configuration.
     fn check_enough_samples(&self, saved: &TrainerState) -> Result<(), TrainError> {
-        if !self.config.data.is_of_fixed_length() {
+        if !self.core.config.data.is_of_fixed_length() {
             return Ok(());
         }
         let Progress {
@@ -118,9 +119,9 @@ impl Trainer {
             consumed_samples,
             ..
         } = saved.progress;
-        let steps = step..self.config.train.steps;
+        let steps = step..self.core.config.train.steps;
         let needed = steps.fold(consumed_samples, |consumed: u64, _| {
-            consumed + self.schedules.batch.batch_size(consumed) as u64
+            consumed + self.core.schedules.batch.batch_size(consumed) as u64
         });
         let found = self.samples.train.num_samples();
         if needed <= found {
@@ -128,7 +129,7 @@ impl Trainer {
         }
         Err(TrainError::Invalid {
             key: "train.global_batch",
-            value: self.config.train.global_batch.to_string(),
+            value: self.core.config.train.global_batch.to_string(),
             rule: format!(
                 "that of the steps before: {} has {found} samples for train.steps at this size, and \
                 {consumed_samples} are read, so the run needs {needed}",
@@ -139,7 +140,7 @@ impl Trainer {
 
     /// The key whose order of samples is made for the length of the run.
     fn fixed_order(&self) -> &'static str {
-        match self.config.data.dataset {
+        match self.core.config.data.dataset {
             DatasetKind::Bert => "data.dataset = \"bert\"",
             DatasetKind::T5 => "data.dataset = \"t5\"",
             DatasetKind::Gpt => "data.order = \"megatron\"",

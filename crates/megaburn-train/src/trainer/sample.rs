@@ -9,7 +9,8 @@ use megaburn_optim::ShardingLevel;
 use crate::{
     error::TrainError,
     text::{continue_text, prompt_tokens},
-    trainer::{Trainer, first_times::Work},
+    trainer::Trainer,
+    trainer_core::Work,
 };
 
 impl Trainer {
@@ -23,18 +24,21 @@ impl Trainer {
     /// # Collective
     /// The ranks of the first data-parallel rank's sequences; all ranks if parameters or experts
     /// are sharded over data-parallel ranks.
-    pub(crate) fn sample(&self) -> Result<Option<String>, TrainError> {
-        let generate = &self.config.generate;
-        let is_first = self.groups.dp.rank() == 0;
-        let layout = self.groups.layout();
+    pub(super) fn generated_sample(&self) -> Result<Option<String>, TrainError> {
+        let generate = &self.core.config.generate;
+        let is_first = self.core.groups.dp.rank() == 0;
+        let layout = self.core.groups.layout();
         let together =
-            self.sharding.level() == ShardingLevel::Parameters || layout.ep * layout.etp > 1;
+            self.core.sharding.level() == ShardingLevel::Parameters || layout.ep * layout.etp > 1;
         let model = &self.model_config;
         let has_encoder = model.bidirectional || model.is_encoder_decoder();
         if !(is_first || together) || generate.tokens == 0 || has_encoder {
             return Ok(None);
         }
-        let _compiling = self.first_times.begin(Work::Sample, &self.groups.world);
+        let _compiling = self
+            .core
+            .first_times
+            .begin(Work::Sample, &self.core.groups.world);
         let tokenizer = self.data.tokenizer.as_ref();
         let options = GenerateOptions {
             max_tokens: generate.tokens,
@@ -45,29 +49,32 @@ impl Trainer {
                 top_p: None,
             },
             decoder_start: None,
-            seed: self.config.run.seed,
+            seed: self.core.config.run.seed,
         };
         let prompt = match &generate.prompt {
             Some(prompt) => prompt_tokens(tokenizer, model, prompt)?,
             None => prompt_tokens(tokenizer, model, &self.default_prompt()?)?,
         };
-        let device = self.device.clone().inner();
+        let device = self.core.device.clone().inner();
         let prompts = [prompt];
         let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {
-            self.groups.world.pulse().beat();
-            let logits = self.pipeline.next_logits(model, next, cache, &device)?;
+            self.core.groups.world.pulse().beat();
+            let logits = self
+                .core
+                .pipeline
+                .next_logits(model, next, cache, &device)?;
             // GEMMs may differ in their last bits between ranks, but the ranks must choose the same
             // token.
             Ok(if together {
-                tensors::broadcast(logits, 0, &self.groups.dp, Lane::InOrder)?.wait()
+                tensors::broadcast(logits, 0, &self.core.groups.dp, Lane::InOrder)?.wait()
             } else {
                 logits
             })
         };
         let texts = continue_text(self.model(), tokenizer, &prompts, &options, &[], read);
         // Check for a lost rank first, so that it is reported instead of non-finite weights.
-        self.sharding.check()?;
-        self.sharding.release();
+        self.core.sharding.check()?;
+        self.core.sharding.release();
         let mut texts = texts?;
         let written = texts.remove(0).text.unwrap_or_default();
         Ok(is_first.then(|| tokenizer.decode(&prompts[0]) + &written))
@@ -75,7 +82,7 @@ impl Trainer {
 
     /// The default prompt of the sample.
     fn default_prompt(&self) -> Result<String, TrainError> {
-        if self.config.data.path.is_none() && self.config.data.train.is_empty() {
+        if self.core.config.data.path.is_none() && self.core.config.data.train.is_empty() {
             return Ok("pub fn ".into());
         }
         let (tokens, is_held_out) = self.data.first_tokens();

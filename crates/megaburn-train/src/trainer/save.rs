@@ -1,9 +1,6 @@
-use std::{collections::BTreeMap, rc::Rc, sync::Arc};
+use std::collections::BTreeMap;
 
-use megaburn_checkpoint::{
-    Advance, AsyncSave, CheckpointError, Guard, Retention, SharedGuard, Snapshot, save,
-};
-use megaburn_collective::Phase;
+use megaburn_checkpoint::{Advance, AsyncSave};
 use megaburn_optim::LossScaler;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -11,9 +8,8 @@ use serde_json::{Value, json};
 use crate::{
     data::BlendRecord,
     error::TrainError,
-    run_folder::RunShare,
-    start::settle,
-    trainer::{Progress, Trainer, amax_histories::SavedAmaxes, precision_fallback::Fallbacks},
+    trainer::{Trainer, amax_histories::SavedAmaxes, precision_fallback::Fallbacks},
+    trainer_core::{Progress, Record},
 };
 
 /// The state in addition to the tensors that a run needs to continue as if uninterrupted. Learning
@@ -98,26 +94,7 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub fn save(&self) -> Result<(), TrainError> {
-        let _phase = self.groups.world.phase(Phase::Save);
-        self.check_finite()?;
-        let snapshot = self.snapshot();
-        let tensors = self.held_tensors(|held, name, range| {
-            Ok(Box::new(move || {
-                held.read(range).map_err(source_error(&name))
-            }))
-        });
-        let still_ours = || self.still_ours();
-        let saved = save(
-            self.place(),
-            &self.retention(),
-            self.guard(&still_ours),
-            &self.groups,
-            &snapshot,
-            tensors,
-        );
-        saved.map_err(|error| save_error(snapshot.step, error))?;
-        self.discard_set_aside();
-        Ok(())
+        self.core.save(self.checkpoint_record())
     }
 
     /// Starts to save the current state asynchronously. Threads of each rank write the rank's
@@ -134,34 +111,8 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub fn begin_save(&mut self) -> Result<AsyncSave, TrainError> {
-        let _phase = self.groups.world.phase(Phase::Save);
-        let snapshot = self.snapshot();
-        let step = snapshot.step;
-        let in_flight = Rc::default();
-        let tensors = self.held_tensors(|held, name, range| {
-            let copied = held.copy_to_host(range, &in_flight);
-            let part = copied.map_err(source_error(&name))?;
-            Ok(Box::new(move || {
-                let error = source_error(&name);
-                part.read().map_err(|failed| error(failed.to_string()))
-            }))
-        });
-        let tensors = tensors.map(|tensor| {
-            let is_weight = tensor.name.starts_with("model.");
-            tensor.with_must_be_finite(is_weight)
-        });
-        let run = self.run.clone();
-        let begun = AsyncSave::begin(
-            self.place(),
-            &self.retention(),
-            run.map(|run| Arc::new(move || run.check()) as SharedGuard),
-            &self.groups,
-            snapshot,
-            tensors,
-        );
-        let begun = begun.map_err(|error| save_error(step, error))?;
-        self.copies_in_flight = in_flight.take();
-        Ok(begun)
+        let record = self.checkpoint_record();
+        self.core.begin_save(record)
     }
 
     /// Begins the next stage of an asynchronous save, if the threads of all ranks have ended.
@@ -171,13 +122,7 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub fn advance_save(&self, save: &mut AsyncSave) -> Result<Advance, TrainError> {
-        let _phase = self.groups.world.phase(Phase::Save);
-        let advance = save.advance(&self.groups);
-        let advance = advance.map_err(|error| save_error(save.step(), error))?;
-        if let Advance::Committed(_) = advance {
-            self.discard_set_aside();
-        }
-        Ok(advance)
+        self.core.advance_save(save)
     }
 
     /// Waits until an asynchronous save is complete.
@@ -187,57 +132,12 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub fn finish_save(&self, save: AsyncSave) -> Result<(), TrainError> {
-        let _phase = self.groups.world.phase(Phase::Save);
-        let step = save.step();
-        let finished = save.finish(&self.groups);
-        finished.map_err(|error| save_error(step, error))?;
-        self.discard_set_aside();
-        Ok(())
-    }
-
-    /// Fails if another run has taken the folder of the run, on every rank.
-    ///
-    /// # Collective
-    /// All ranks.
-    pub(crate) fn check_folder(&self) -> Result<(), TrainError> {
-        let mine = self.still_ours().map_err(|why| {
-            let path = self.place().dir().to_path_buf();
-            let error = CheckpointError::Guarded { path, why };
-            save_error(self.progress.step, error)
-        });
-        settle(&self.groups.world, mine)
-    }
-
-    fn still_ours(&self) -> Result<(), String> {
-        self.run.as_ref().map_or(Ok(()), RunShare::check)
-    }
-
-    /// A run that has no folder of its own saves anywhere.
-    fn guard<'a>(&self, still_ours: Guard<'a>) -> Option<Guard<'a>> {
-        self.run.is_some().then_some(still_ours)
-    }
-
-    pub(super) fn retention(&self) -> Retention {
-        let train = &self.config.train;
-        Retention {
-            newest: train.keep_checkpoints,
-            every: train.keep_checkpoints_every,
-            best: train.keep_best_checkpoints,
-            losses: self.eval_losses.clone(),
-            in_use: self.uploading.clone(),
-        }
+        self.core.finish_save(save)
     }
 
     /// The contents of a checkpoint other than tensors.
-    ///
-    /// # Collective
-    /// All ranks; nothing is sent.
-    fn snapshot(&self) -> Snapshot {
-        self.sharding.settle();
-        self.sharding.release();
-        Snapshot {
-            run_id: self.run.as_ref().map(|run| run.id.clone()),
-            step: self.progress.step,
+    pub(super) fn checkpoint_record(&self) -> Record {
+        Record {
             model: json!(self.model_config),
             trainer: serde_json::to_value(self.state()).expect("numbers are always serializable"),
         }
@@ -245,40 +145,29 @@ impl Trainer {
 
     pub(super) fn state(&self) -> TrainerState {
         TrainerState {
-            progress: self.progress,
-            seed: self.config.run.seed,
-            seq_len: self.config.data.seq_len,
+            progress: self.core.progress,
+            seed: self.core.config.run.seed,
+            seq_len: self.core.config.data.seq_len,
             data_hash: Some(self.data.hash),
             order_hash: Some(self.samples.train.order_hash()),
             // A longer run of as many epochs has the same order.
-            num_train_samples: Some(match self.config.data.is_of_fixed_length() {
+            num_train_samples: Some(match self.core.config.data.is_of_fixed_length() {
                 false => self.samples.train.num_samples(),
                 true => 0,
             }),
             blend: self.samples.blend.clone(),
-            document_multiple: self.config.data.split_into(),
+            document_multiple: self.core.config.data.split_into(),
             config: self
+                .core
                 .config
-                .record(&self.groups.layout(), &self.model_config),
-            loss_scaler: self.loss_scaler,
-            optimizer: self.optimizer.name().to_string(),
+                .record(&self.core.groups.layout(), &self.model_config),
+            loss_scaler: self.core.loss_scaler,
+            optimizer: self.core.optimizer.name().to_string(),
             last_load: self.last_load.clone(),
             amaxes: self.amax_histories.saved(),
             fallbacks: self.precision.fallbacks.clone(),
-            eval_losses: self.eval_losses.clone(),
+            eval_losses: self.core.eval_losses.clone(),
             imported: self.imported,
         }
-    }
-}
-
-fn source_error(name: &str) -> impl FnOnce(String) -> CheckpointError + use<> {
-    let name = name.to_string();
-    move |why| CheckpointError::Source { name, why }
-}
-
-fn save_error(step: u64, error: CheckpointError) -> TrainError {
-    TrainError::Save {
-        step,
-        source: Box::new(error),
     }
 }

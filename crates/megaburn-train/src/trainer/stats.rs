@@ -1,12 +1,12 @@
 //! Statistics that ranks combine outside the model.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use megaburn_collective::{CollectiveError, Group, ProcessGroups, ReduceOp};
+use burn::tensor::{DType, Device, Tensor};
+use megaburn_collective::{CollectiveError, Group};
 use megaburn_models::{DecoderConfig, decoder::StageLosses, flops::FlopShape};
 use megaburn_optim::{DeviceScalar, OptimError};
 
 use super::batch::Batch;
-use crate::{error::TrainError, failure::read_all};
+use crate::{error::TrainError, failure::read_all, trainer_core::sums_over};
 
 /// Losses summed over tokens, so that they are divided only once, by all tokens, however these were
 /// split.
@@ -59,37 +59,6 @@ pub(super) struct Work {
     pub(super) padding: f64,
 }
 
-/// What ranks have found at the end of a step, or all of them together.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Agreed {
-    /// The time of the slowest rank.
-    pub(super) seconds: f64,
-    /// The largest memory of a rank, in bytes.
-    pub(super) memory: f64,
-    /// 1 if a rank skips the step, else 0.
-    pub(super) bad: f64,
-    /// The loss, the largest one if ranks have different last bits; `None` if it, or the gradient
-    /// norm, is not finite.
-    pub(super) loss: Option<f64>,
-}
-
-impl Agreed {
-    /// The largest of each number.
-    ///
-    /// # Collective
-    /// All ranks.
-    pub(super) fn over(self, groups: &ProcessGroups) -> Result<Self, TrainError> {
-        let loss = self.loss.unwrap_or(f64::INFINITY);
-        let largest = world_max(groups, &[self.seconds, self.memory, self.bad, loss])?;
-        Ok(Self {
-            seconds: largest[0],
-            memory: largest[1],
-            bad: largest[2],
-            loss: Some(largest[3]).filter(|loss| loss.is_finite()),
-        })
-    }
-}
-
 impl Losses {
     /// No losses yet of `model`.
     pub(super) fn of(model: &DecoderConfig) -> Self {
@@ -134,7 +103,7 @@ impl Losses {
             self.held,
             self.rows as f64,
         ];
-        let work = reduce(group, &own, ReduceOp::Sum)?;
+        let work = sums_over(group, &own)?;
         Ok(Work {
             tokens: work[0],
             rows: work[4],
@@ -201,7 +170,7 @@ impl LossTotals {
             &self.mtp[..],
         ]
         .concat();
-        let sums = reduce(group, &own, ReduceOp::Sum)?;
+        let sums = sums_over(group, &own)?;
         Ok(Self {
             loss: sums[0],
             tokens: sums[1],
@@ -228,25 +197,4 @@ impl LossTotals {
             .map(|loss| loss / self.tokens.max(1.0))
             .collect()
     }
-}
-
-/// The sum of a number over all members.
-///
-/// # Collective
-/// All members.
-pub(super) fn sum_over(group: &Group, value: f64) -> Result<f64, CollectiveError> {
-    Ok(reduce(group, &[value], ReduceOp::Sum)?[0])
-}
-
-/// The maximum of each number over all ranks.
-///
-/// # Collective
-/// All ranks.
-pub(super) fn world_max(groups: &ProcessGroups, values: &[f64]) -> Result<Vec<f64>, TrainError> {
-    Ok(reduce(&groups.world, values, ReduceOp::Max)?)
-}
-
-fn reduce(group: &Group, values: &[f64], op: ReduceOp) -> Result<Vec<f64>, CollectiveError> {
-    let data = group.all_reduce(TensorData::from(values), op)?;
-    Ok(data.try_to_vec().expect("the tensor is f64"))
 }

@@ -25,7 +25,7 @@ warmup_steps = 0
 ";
 
 /// Runs `body` on each rank's trainer, with some keys set, and returns the results in rank order.
-pub(super) fn trainers<T: Send>(
+pub(crate) fn trainers<T: Send>(
     sets: &[&str],
     layout: &str,
     body: impl Fn(Trainer) -> Result<T, TrainError> + Sync,
@@ -58,7 +58,7 @@ pub(super) fn trainers<T: Send>(
 }
 
 /// Sets the last element of this rank's copy of a parameter to `value`.
-pub(super) fn poison(trainer: &mut Trainer, param: &str, value: f32) {
+pub(crate) fn poison(trainer: &mut Trainer, param: &str, value: f32) {
     let mut params: BTreeMap<_, _> = read_params(trainer.model()).into_iter().collect();
     let shape = params[param].shape().clone();
     let mut values: Vec<f32> = params[param].try_to_vec().unwrap();
@@ -66,5 +66,5 @@ pub(super) fn poison(trainer: &mut Trainer, param: &str, value: f32) {
     params.insert(param.to_string(), TensorData::new(values, shape));
     let model = trainer.take_model();
     let next = |path: &str, _: &[usize]| Ok::<_, TrainError>(params.remove(path).unwrap());
-    trainer.model = Some(load_params(model, next).unwrap());
+    trainer.core.model = Some(load_params(model, next).unwrap());
 }

@@ -4,9 +4,9 @@ use megaburn_optim::GradNorm;
 use megaburn_report::profile::range;
 
 use crate::{
-    config::OptimizerConfig,
     error::TrainError,
-    trainer::{Trainer, precision_phases::weight_of, schedules::StepRates},
+    trainer::{Trainer, precision_phases::weight_of},
+    trainer_core::StepRates,
 };
 
 impl Trainer {
@@ -18,37 +18,17 @@ impl Trainer {
         norm: &GradNorm,
     ) -> Result<(), TrainError> {
         let _update = range("update");
-        let OptimizerConfig {
-            clip_grad,
-            grad_norm_skip_threshold,
-            ..
-        } = self.config.optimizer;
-        self.grads.clip(norm, limit(clip_grad));
-        if grad_norm_skip_threshold > 0.0 {
-            self.grads.skip_above(norm, grad_norm_skip_threshold);
-        }
+        self.core.clip(norm);
         let layers = self.own_layers();
         let wanted = self.weights_with_amaxes(&layers);
-        self.optimizer.find_amaxes_of(wanted);
+        self.core.optimizer.find_amaxes_of(wanted);
         self.choose_fp8_params();
-        let model = self.take_model();
-        self.model = Some(
-            self.optimizer
-                .step_with(|path| rates.of(path), model, &self.grads)?,
-        );
-        let mut amaxes = self.optimizer.take_amaxes();
+        self.unset_weight_amaxes();
+        self.core.update_weights(rates)?;
+        let mut amaxes = self.core.optimizer.take_amaxes();
         for (path, layer) in layers {
             layer.set_weight_amax(amaxes.remove(&weight_of(&path)));
         }
         Ok(())
-    }
-}
-
-/// The limit that a setting stands for: 0 means none.
-pub(super) fn limit(setting: f64) -> f64 {
-    if setting > 0.0 {
-        setting
-    } else {
-        f64::INFINITY
     }
 }

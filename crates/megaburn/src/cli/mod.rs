@@ -12,6 +12,7 @@ mod interrupt;
 mod launch;
 mod plan;
 mod print;
+mod task;
 mod tokenize;
 mod train;
 mod verify;
@@ -25,6 +26,7 @@ use megaburn_train::{Exit, TrainError};
 
 pub use device::DeviceArg;
 pub use hint::with_setting;
+pub use task::train;
 pub use train::TrainArgs;
 
 /// The `megaburn` command, in a program that may add model families of its own:

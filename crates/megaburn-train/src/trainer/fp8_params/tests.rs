@@ -32,7 +32,7 @@ struct Found {
 fn in_fp8(trainer: &Trainer) -> usize {
     let paths = trainer.plan().iter();
     paths
-        .filter(|(path, _)| trainer.sharding.is_in_fp8(path))
+        .filter(|(path, _)| trainer.core.sharding.is_in_fp8(path))
         .count()
 }
 
@@ -40,7 +40,7 @@ fn masters(trainer: &Trainer) -> Vec<Vec<u32>> {
     let paths = trainer.plan().iter();
     let masters = paths.filter_map(|(path, _)| {
         let unused = || unreachable!("masters are stored in f32");
-        let data = trainer.optimizer.master(path, unused)?.into_data();
+        let data = trainer.core.optimizer.master(path, unused)?.into_data();
         Some(data.iter::<f32>().map(f32::to_bits).collect())
     });
     masters.collect()

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use burn::module::Module;
 use megaburn_collective::objects;
 use megaburn_mesh::ShardSpec;
 use megaburn_parallel::lazy_params;
@@ -8,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
     error::TrainError,
-    trainer::{Trainer, first_times::Work, held_tensors::to_host},
+    trainer_core::{TrainerCore, first_times::Work, held_tensors::to_host},
 };
 
 /// A range of a parameter that a rank holds, and the hash of its values.
@@ -27,24 +28,15 @@ struct Difference {
     ranks: [usize; 2],
 }
 
-impl Trainer {
-    /// Compares the copies of parameters that several ranks hold:
-    ///
-    /// - data-parallel replicas: all parameters except experts, whose copies are along EDP;
-    /// - tensor-parallel ranks: norms, biases and replicated heads;
-    /// - the stages of a pipeline: a tied embedding, and relative biases.
-    ///
-    /// All copies get the same updates and stay bit-identical, unless hardware fails. For bf16 and
-    /// f16 parameters the masters are compared, if ranks hold copies of those. Sharded parameters
-    /// are not compared.
-    ///
-    /// Source: Megatron-LM `--check-weight-hash-across-dp-replicas-interval`.
+impl<M: Module> TrainerCore<M> {
+    /// Compares the copies of parameters that several ranks hold; see
+    /// [`Trainer::check_replicas`](crate::Trainer::check_replicas).
     ///
     /// # Errors
     /// Two ranks differ (the error names the parameter), or a device cannot be read.
     /// # Collective
     /// All ranks; a hash of each range of each parameter goes to rank 0.
-    pub fn check_replicas(&self) -> Result<(), TrainError> {
+    pub(crate) fn check_replicas(&self) -> Result<(), TrainError> {
         let _compiling = self.first_times.begin(Work::Replicas, &self.groups.world);
         let mut mine = Vec::new();
         let params = lazy_params(self.model()).into_iter();
@@ -154,7 +146,7 @@ mod tests {
         let errors = trainers(&[zero, "model.vocab=384"], layout, |mut trainer| {
             trainer.step()?;
             trainer.check_replicas()?;
-            if trainer.groups.world.rank() == rank {
+            if trainer.core.groups.world.rank() == rank {
                 poison(&mut trainer, param, 0.5);
             }
             Ok(trainer.check_replicas().unwrap_err().to_string())

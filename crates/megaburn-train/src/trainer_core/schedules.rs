@@ -10,8 +10,8 @@ use crate::{
 
 /// The quantities that change over a run, as functions of the samples it was trained on.
 #[derive(Clone, Debug)]
-pub(super) struct Schedules {
-    pub(super) batch: BatchSchedule,
+pub(crate) struct Schedules {
+    pub(crate) batch: BatchSchedule,
     lr: LrSchedule,
     /// The learning rate of the token embedding and the output matrix.
     decoupled_lr: LrSchedule,
@@ -32,8 +32,8 @@ struct ParamGroup {
 
 /// The learning rates and weight decay of one update.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct StepRates {
-    pub(super) lr: f64,
+pub(crate) struct StepRates {
+    pub(crate) lr: f64,
     decoupled_lr: f64,
     weight_decay: f64,
     groups: Arc<[ParamGroup]>,
@@ -41,7 +41,7 @@ pub(super) struct StepRates {
 }
 
 impl Schedules {
-    pub(super) fn of(config: &TrainConfig) -> Result<Self, TrainError> {
+    pub(crate) fn of(config: &TrainConfig) -> Result<Self, TrainError> {
         let optimizer = &config.optimizer;
         let steps = config.train.steps;
         let batch = config.train.batch_schedule()?;
@@ -64,7 +64,7 @@ impl Schedules {
     }
 
     /// The rates of an update with a batch of `batch` samples, `before` samples after the start.
-    pub(super) fn rates(&self, before: u64, batch: u64) -> StepRates {
+    pub(crate) fn rates(&self, before: u64, batch: u64) -> StepRates {
         self.rates_at(match self.at {
             ScheduleAt::Start => before,
             ScheduleAt::End => before + batch,
@@ -85,7 +85,7 @@ impl Schedules {
 
 impl StepRates {
     /// The rates of the parameter at `path`.
-    pub(super) fn of(&self, path: &str) -> Rates {
+    pub(crate) fn of(&self, path: &str) -> Rates {
         let Self {
             lr,
             decoupled_lr,

@@ -1,10 +1,11 @@
 use std::collections::BTreeSet;
 
+use burn::module::Module;
 use megaburn_checkpoint::Retention;
 
-use crate::trainer::Trainer;
+use crate::trainer_core::TrainerCore;
 
-impl Trainer {
+impl<M: Module> TrainerCore<M> {
     /// Sets the steps whose checkpoints the next save does not delete, because they are being
     /// uploaded: on NFS, a file that another host deletes is gone although it is open here.
     pub(crate) fn set_uploading(&mut self, steps: BTreeSet<u64>) {

@@ -6,7 +6,7 @@ use megaburn_collective::{Group, Phase, PhaseGuard};
 
 /// Work between the steps that has its own kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
+pub(crate) enum Work {
     Evaluation,
     Replicas,
     Sample,
@@ -14,14 +14,14 @@ pub(super) enum Work {
 
 /// The kinds of work that this rank has begun. Nothing is compiled on a CPU.
 #[derive(Debug, Default)]
-pub(super) struct FirstTimes {
+pub(crate) struct FirstTimes {
     compiles: bool,
     begun: [AtomicBool; 3],
 }
 
 impl FirstTimes {
     /// For a rank that compiles kernels (`compiles`), or one that does not.
-    pub(super) fn new(compiles: bool) -> Self {
+    pub(crate) fn new(compiles: bool) -> Self {
         Self {
             compiles,
             ..Self::default()
@@ -30,7 +30,7 @@ impl FirstTimes {
 
     /// Marks the first time of this work as part of the start phase, whose limit then applies to
     /// ranks that wait for this one. The guard must be held during the work.
-    pub(super) fn begin(&self, work: Work, world: &Group) -> Option<PhaseGuard> {
+    pub(crate) fn begin(&self, work: Work, world: &Group) -> Option<PhaseGuard> {
         let begun = self.begun[work as usize].swap(true, Ordering::Relaxed);
         (self.compiles && !begun).then(|| world.phase(Phase::Start))
     }

@@ -2,17 +2,20 @@
 
 use std::{cell::RefCell, collections::BTreeMap, ops::Range};
 
-use burn::tensor::{Tensor, TensorData};
+use burn::{
+    module::Module,
+    tensor::{Tensor, TensorData},
+};
 use megaburn_checkpoint::{CheckpointError, Copies, NamedTensor, PendingValues};
 use megaburn_optim::{D2hCopy, HeldState, HostPart, StateTensor};
 use megaburn_parallel::{LazyParam, lazy_params};
 
-use crate::trainer::Trainer;
+use crate::trainer_core::TrainerCore;
 
-impl Trainer {
+impl<M: Module> TrainerCore<M> {
     /// The tensors that this rank holds. `values` returns a range of one; it also gets the name in
     /// the checkpoint.
-    pub(super) fn held_tensors<'a>(
+    pub(crate) fn held_tensors<'a>(
         &'a self,
         values: impl Fn(HeldValues, String, Range<usize>) -> Result<PendingValues, CheckpointError>
         + Clone
@@ -67,14 +70,14 @@ impl Trainer {
 }
 
 /// Values that this rank holds.
-pub(super) enum HeldValues {
+pub(crate) enum HeldValues {
     State(Box<StateTensor>),
     Param(LazyParam),
 }
 
 impl HeldValues {
     /// Reads a range of the flattened local tensor.
-    pub(super) fn read(self, range: Range<usize>) -> Result<TensorData, String> {
+    pub(crate) fn read(self, range: Range<usize>) -> Result<TensorData, String> {
         match self {
             Self::State(state) => state.read(range).map_err(|error| error.to_string()),
             Self::Param(param) => to_host(param.flat().narrow(0, range.start, range.len())),
@@ -82,7 +85,7 @@ impl HeldValues {
     }
 
     /// Starts to copy a range of the flattened local tensor to host memory.
-    pub(super) fn copy_to_host(
+    pub(crate) fn copy_to_host(
         self,
         range: Range<usize>,
         in_flight: &RefCell<Vec<D2hCopy>>,
@@ -100,6 +103,6 @@ impl HeldValues {
     }
 }
 
-pub(super) fn to_host(tensor: Tensor<1>) -> Result<TensorData, String> {
+pub(crate) fn to_host(tensor: Tensor<1>) -> Result<TensorData, String> {
     tensor.try_into_data().map_err(|error| error.to_string())
 }

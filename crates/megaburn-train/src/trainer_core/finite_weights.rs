@@ -1,10 +1,11 @@
 //! Ensures that only finite weights are saved.
 
+use burn::module::Module;
 use megaburn_collective::objects;
 
-use crate::{error::TrainError, trainer::Trainer};
+use crate::{error::TrainError, trainer_core::TrainerCore};
 
-impl Trainer {
+impl<M: Module> TrainerCore<M> {
     /// Checks on the devices that all weights are finite. A step with a non-finite gradient changes
     /// nothing, but an update with a finite gradient can still overflow, and a checkpoint of the
     /// result would replace a good one.
@@ -13,7 +14,7 @@ impl Trainer {
     /// A parameter is not finite (the same error on every rank), or a device cannot be read.
     /// # Collective
     /// All ranks; one parameter name.
-    pub(super) fn check_finite(&self) -> Result<(), TrainError> {
+    pub(crate) fn check_finite(&self) -> Result<(), TrainError> {
         let bad = self.device_error(self.optimizer.find_non_finite(self.model()))?;
         let world = &self.groups.world;
         let all: Vec<Option<String>> = objects::gather(world, &bad.into_iter().next())?;
@@ -48,8 +49,8 @@ mod tests {
         let run_dir = format!("run.dir={}", dir.path().display());
         let errors = trainers(&[zero, &run_dir], layout, |mut trainer| {
             trainer.save()?;
-            let rank = trainer.groups.world.size() - 1;
-            if trainer.groups.world.rank() == rank {
+            let rank = trainer.core.groups.world.size() - 1;
+            if trainer.core.groups.world.rank() == rank {
                 poison(&mut trainer, "norm.gamma", value);
             }
             let error = trainer.save().unwrap_err();

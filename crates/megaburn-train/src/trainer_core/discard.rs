@@ -1,16 +1,17 @@
+use burn::module::Module;
 use megaburn_checkpoint::{Background, checkpoints_of};
 use megaburn_collective::Progress;
 
-use crate::trainer::Trainer;
+use crate::trainer_core::TrainerCore;
 
 /// The name of the thread that removes what was set aside.
 const NAME: &str = "discard-set-aside";
 
-impl Trainer {
+impl<M: Module> TrainerCore<M> {
     /// Starts to remove what `--fresh` set aside when the run began. It is called when the run has
     /// committed a checkpoint. There may be many large files, so a thread of rank 0 removes them. It
     /// stops when the trainer is dropped; the next start removes the rest.
-    pub(super) fn discard_set_aside(&self) {
+    pub(crate) fn discard_set_aside(&self) {
         let folder = self.run.as_ref().and_then(|run| run.folder.clone());
         let Some(folder) = folder.filter(|folder| !folder.set_aside().is_empty()) else {
             return;

@@ -2,24 +2,26 @@
 
 use std::path::Path;
 
+use burn::module::Module;
 use megaburn_checkpoint::{
     Checkpoint, Refused, checkpoint_step, checkpoints_of, set_aside_damaged,
 };
 
 use crate::{
-    error::TrainError, resume_error::ResumeError, run_folder::names::MARKER, trainer::Trainer,
+    error::TrainError, resume_error::ResumeError, run_folder::names::MARKER,
+    trainer_core::TrainerCore,
 };
 
-impl Trainer {
+impl<M: Module> TrainerCore<M> {
     /// The run that wrote the checkpoint, if it is known and not this one.
-    pub(super) fn other_run(&self, checkpoint: &Checkpoint) -> Option<String> {
+    pub(crate) fn other_run(&self, checkpoint: &Checkpoint) -> Option<String> {
         let writer = checkpoint.manifest().run_id.clone();
         writer.filter(|writer| self.run.as_ref().is_some_and(|run| run.id != *writer))
     }
 
     /// Refuses a checkpoint of another run in a host's folder, because the two runs would have the
     /// same folder.
-    pub(super) fn check_local_owner(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    pub(crate) fn check_local_owner(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let place = self.place();
         let is_local = place.hosts().is_some() && checkpoint.path().starts_with(place.dir());
         let path = checkpoint.path().to_path_buf();
@@ -43,7 +45,7 @@ impl Trainer {
 
     /// Refuses a checkpoint that another run or a conversion wrote if this run has older ones of
     /// its own, because its own progress would be lost.
-    pub(super) fn check_own_progress(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    pub(crate) fn check_own_progress(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let Some(run) = &self.run else { return Ok(()) };
         let writer = match self.other_run(checkpoint) {
             Some(other) => format!("run {other}"),
@@ -64,7 +66,7 @@ impl Trainer {
 }
 
 /// Renames damaged checkpoints, so that they do not count towards `train.keep_checkpoints`.
-pub(super) fn set_aside(refused: &[Refused]) {
+pub(crate) fn set_aside(refused: &[Refused]) {
     // A host may have nothing of a checkpoint that is incomplete on the others.
     for Refused { path, .. } in refused.iter().filter(|refused| refused.path.exists()) {
         match set_aside_damaged(path) {

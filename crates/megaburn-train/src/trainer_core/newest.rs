@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use burn::module::Module;
 use megaburn_checkpoint::{Checkpoint, Latest, NeededChunks, Place, checkpoint_step, find_latest};
 use megaburn_collective::objects;
 use toml::Table;
@@ -15,15 +16,15 @@ use crate::{
     resume_error::ResumeError,
     run_folder::{config_of, names::CHECKPOINTS},
     start::settle,
-    trainer::Trainer,
+    trainer_core::TrainerCore,
 };
 
-impl Trainer {
+impl<M: Module> TrainerCore<M> {
     /// The newest intact checkpoint: in `place`, or in the run's folder if that has a newer one.
     ///
     /// # Collective
     /// All ranks.
-    pub(super) fn find_newest(&self, place: &Place) -> Result<Latest, TrainError> {
+    pub(crate) fn find_newest(&self, place: &Place) -> Result<Latest, TrainError> {
         let world = &self.groups.world;
         if let (true, Some(last)) = (self.groups.is_main(), self.other_place()) {
             tracing::warn!(
@@ -80,7 +81,7 @@ impl Trainer {
     ///
     /// # Collective
     /// All ranks.
-    pub(super) fn check_never_saved(&self, place: &Place) -> Result<(), TrainError> {
+    pub(crate) fn check_never_saved(&self, place: &Place) -> Result<(), TrainError> {
         let check = || {
             let place = match (self.other_place(), place.hosts()) {
                 (None, None) => return Ok(()),
@@ -105,7 +106,7 @@ impl Trainer {
     }
 
     /// The chunks of a checkpoint that this rank reads to resume.
-    pub(super) fn chunks_of(&self, checkpoint: &Checkpoint) -> NeededChunks {
+    pub(crate) fn chunks_of(&self, checkpoint: &Checkpoint) -> NeededChunks {
         let mut chunks = NeededChunks::default();
         for (path, spec) in self.plan.iter() {
             let mut add = |prefix: &str, range| {

@@ -1,0 +1,6 @@
+//! Runs whose model is not a decoder.
+
+mod configs;
+mod layouts;
+mod model;
+mod resume;

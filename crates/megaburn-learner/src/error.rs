@@ -7,7 +7,7 @@ use megaburn_optim::OptimError;
 use megaburn_parallel::ParallelError;
 use thiserror::Error;
 
-/// Why a training could not start or go on.
+/// Why a training could not start or continue.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 #[allow(

@@ -16,7 +16,7 @@
 //! | losses that are means over a batch | gradients are weighted by the ranks' numbers of items, so the last batch may be smaller on some ranks |
 //! | `grads_accumulation` | as on one device |
 //! | metrics, dashboard, logs, summary | on rank 0, over the outputs of all ranks ([`RankOutput`]) |
-//! | validation | shared out by data-parallel rank, too |
+//! | validation | split over data-parallel ranks, too |
 //! | early stopping, `Interrupter` | all ranks stop after the same step |
 //! | learning-rate schedulers, `checkpoint(epoch)` | unchanged |
 //! | `with_default_checkpointers` | refused, because each rank would save its own shards as if they were the model; see [`ParallelTraining::with_checkpoints`] |
@@ -33,6 +33,7 @@ mod events;
 mod gradients;
 mod optimizer;
 mod output;
+mod parts;
 mod ranks;
 mod run;
 mod shares;

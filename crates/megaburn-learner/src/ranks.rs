@@ -69,7 +69,7 @@ fn run(program: impl Fn(&ProcessGroups) -> Result<(), AnyError> + Sync) -> Resul
             tie_to_launcher()?;
             let local = rank_env.local_world_size;
             let world_size = rank_env.world_size;
-            let layout = chosen.map_or_else(|| format!("dp{world_size}"), |text| text);
+            let layout = chosen.unwrap_or_else(|| format!("dp{world_size}"));
             let layout = parsed(&layout, Some(world_size))?;
             let world = connect(&ConnectOptions::new(rank_env))?;
             let result = in_own_pool(local, || on_rank(&world, layout, &program))?;
@@ -122,39 +122,48 @@ fn parsed(text: &str, world: Option<usize>) -> Result<Layout, LearnerError> {
     Layout::parse(text, world).map_err(|error| LearnerError::Layout(error.to_string()))
 }
 
-/// The error that caused the others: one that is not about a failed collective, or else the first.
+/// The error that caused the others: one of a rank itself before one about a failed collective, and
+/// that before one that a rank was notified of.
 fn first_error(results: Vec<Result<(), RankFailure<AnyError>>>) -> Result<(), AnyError> {
-    let mut first_echo = None;
+    let mut errors: Vec<(Blame, AnyError)> = Vec::new();
     for (rank, result) in results.into_iter().enumerate() {
-        let (error, is_echo): (AnyError, bool) = match result {
+        errors.push(match result {
             Ok(()) => continue,
-            Err(RankFailure::Failed(error)) => {
-                let is_echo = is_echo(&*error);
-                (error, is_echo)
-            }
+            Err(RankFailure::Failed(error)) => (blame(&*error), error),
             Err(failure) => {
                 let why = failure.to_string();
                 // A layer cannot return the error of its collective.
-                let is_echo = why.contains(FAILED_REGION);
-                (LearnerError::Rank { rank, why }.into(), is_echo)
+                let blame = match why.contains(FAILED_REGION) {
+                    true => Blame::Collective,
+                    false => Blame::Own,
+                };
+                (blame, LearnerError::Rank { rank, why }.into())
             }
-        };
-        if !is_echo {
-            return Err(error);
-        }
-        first_echo.get_or_insert(error);
+        });
     }
-    first_echo.map_or(Ok(()), Err)
+    let first = errors.into_iter().min_by_key(|(blame, _)| *blame);
+    first.map_or(Ok(()), |(_, error)| Err(error))
 }
 
-/// Whether the error only says that another rank failed.
-fn is_echo(error: &(dyn Error + Send + Sync + 'static)) -> bool {
+/// How likely an error caused those of other ranks; the first is the likeliest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Blame {
+    Own,
+    Collective,
+    Echo,
+}
+
+fn blame(error: &(dyn Error + Send + Sync + 'static)) -> Blame {
     let collective = match error.downcast_ref::<LearnerError>() {
-        Some(LearnerError::Checkpoint(CheckpointError::Peer { .. })) => return true,
+        Some(LearnerError::Checkpoint(CheckpointError::Peer { .. })) => return Blame::Echo,
         Some(error) => error.collective(),
         None => error.downcast_ref::<CollectiveError>(),
     };
-    collective.is_some_and(CollectiveError::is_echo)
+    match collective {
+        Some(error) if error.is_echo() => Blame::Echo,
+        Some(_) => Blame::Collective,
+        None => Blame::Own,
+    }
 }
 
 #[cfg(test)]

@@ -1,52 +1,21 @@
 //! The epochs of a training.
 
-use std::collections::BTreeSet;
-
-use burn::{
-    lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler},
-    optim::ModuleOptimizer,
-};
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn_train::{
     EventProcessorTraining, InferenceStep, LearnerEvent, LearnerModel,
     SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, ValidLoader,
 };
 use megaburn_collective::{ProcessGroups, objects};
-use megaburn_mesh::ShardPlan;
 
 use crate::{
     checkpoint::Checkpoints,
     error::LearnerError,
     gradients::Gradients,
     output::RankOutput,
+    parts::Parts,
     shares::shared,
     start::{Buffers, synchronized},
 };
-
-/// The model, and what updates it.
-pub(crate) struct Parts<M> {
-    pub(crate) plan: ShardPlan,
-    /// Always `Some`, except while an update replaces it.
-    pub(crate) model: Option<M>,
-    pub(crate) optimizer: ModuleOptimizer,
-    /// The parameters whose optimizer state is that of the full parameter.
-    pub(crate) full_state: BTreeSet<String>,
-    pub(crate) scheduler: ModuleLrScheduler,
-}
-
-impl<M: Clone> Parts<M> {
-    pub(crate) fn model(&self) -> &M {
-        self.model.as_ref().expect("an update puts it back")
-    }
-
-    /// Replaces the model by `f` of it.
-    pub(crate) fn map_model<E>(
-        &mut self,
-        f: impl FnOnce(M, &ShardPlan) -> Result<M, E>,
-    ) -> Result<(), E> {
-        self.model = Some(f(self.model().clone(), &self.plan)?);
-        Ok(())
-    }
-}
 
 /// A training while it runs.
 pub(crate) struct Training<M: LearnerModel> {

@@ -1,4 +1,4 @@
-//! Shares data out to ranks, and lets the ranks agree on a step before they compute it.
+//! Gives ranks their shares of the data, and lets the ranks agree on a step before they compute it.
 
 use std::{ops::Range, sync::Arc};
 

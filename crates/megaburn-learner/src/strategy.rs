@@ -9,10 +9,7 @@ use burn_train::{
 use megaburn_collective::ProcessGroups;
 
 use crate::{
-    checkpoint::Checkpoints,
-    error::LearnerError,
-    output::RankOutput,
-    run::{Parts, Training},
+    checkpoint::Checkpoints, error::LearnerError, output::RankOutput, parts::Parts, run::Training,
 };
 
 /// The settings of a training.

@@ -23,7 +23,7 @@ use crate::{
     error::LearnerError,
     optimizer::TrainingOptimizer,
     output::RankOutput,
-    run::Parts,
+    parts::Parts,
     silent::{NoLogger, NoRenderer},
     strategy::{Options, Strategy},
 };
@@ -260,7 +260,7 @@ impl ParallelTraining {
             }
         }
         if let Some(norm) = self.max_grad_norm
-            && !(norm > 0.0)
+            && (norm.is_nan() || norm <= 0.0)
         {
             return Err(LearnerError::MaxGradNorm(norm));
         }

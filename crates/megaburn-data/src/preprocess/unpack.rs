@@ -104,14 +104,14 @@ impl<R: Read> Read for Counting<R> {
 /// The text of all gzip members of a file, one after another. As `gunzip`, it accepts zeros behind
 /// them, with which some archives fill their blocks.
 enum Members<R: BufRead> {
-    Inside(GzDecoder<R>),
+    Inside(Box<GzDecoder<R>>),
     Between(R),
     Ended,
 }
 
 impl<R: BufRead> Members<R> {
     fn new(source: R) -> Self {
-        Self::Inside(GzDecoder::new(source))
+        Self::Inside(Box::new(GzDecoder::new(source)))
     }
 
     /// Whether another member follows.

@@ -26,7 +26,7 @@ use megaburn_checkpoint::{
 };
 use megaburn_collective::{ProcessGroups, objects};
 
-use crate::{error::LearnerError, run::Parts, values::map_values};
+use crate::{error::LearnerError, parts::Parts, values::map_values};
 use optimizer::saved_optimizer;
 use state::LearnerState;
 

@@ -8,7 +8,7 @@ use megaburn_collective::ProcessGroups;
 use megaburn_mesh::{Axis, ShardSpec};
 
 use super::state::{ParamState, read, written};
-use crate::{error::LearnerError, run::Parts};
+use crate::{error::LearnerError, parts::Parts};
 
 /// One tensor of an optimizer's state.
 pub(super) struct StateTensor {

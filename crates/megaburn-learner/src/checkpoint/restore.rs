@@ -11,7 +11,7 @@ use super::{
     optimizer::{optimizer_record, state_name},
     state::{LearnerState, scheduler_record},
 };
-use crate::{error::LearnerError, run::Parts, values::map_values};
+use crate::{error::LearnerError, parts::Parts, values::map_values};
 
 /// Loads the checkpoint of `epoch`, and returns the id of its run.
 ///

@@ -97,7 +97,17 @@ fn remainders_are_the_masters_to_the_bit(
     for fraction in [0.0, 0.5] {
         let make =
             |sharding: &Sharding| optimizer(rule, sharding, fraction).with_param_remainders(true);
-        assert!(on_two_ranks(level, make, &start) == expected, "{fraction}");
+        let found = on_two_ranks(level, make, &start);
+        for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
+                let place = format!("fraction {fraction}, rank {rank}, step {step}");
+                assert_eq!(found.0, expected.0, "{place}: parameters");
+                for (key, values) in &expected.1 {
+                    assert_eq!(found.1.get(key), Some(values), "{place}: {key:?}");
+                }
+                assert_eq!(found.1.len(), expected.1.len(), "{place}");
+            }
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use burn::{
 };
 use megaburn_mesh::ShardPlan;
 
+use super::in_files::value_shape;
 use crate::error::ParallelError;
 
 /// Refuses a plan that misses a parameter, names one that does not exist, or gives one another
@@ -62,7 +63,6 @@ impl ModuleVisitor for Shapes {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.shapes
-            .insert(self.path.join("."), param.lazy_shape().to_vec());
+        self.shapes.insert(self.path.join("."), value_shape(param));
     }
 }

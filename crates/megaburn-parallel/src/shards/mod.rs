@@ -2,6 +2,7 @@
 
 mod builder;
 mod check;
+mod in_files;
 
 use std::collections::BTreeMap;
 
@@ -16,6 +17,7 @@ use megaburn_mesh::ShardPlan;
 
 pub use builder::PlanBuilder;
 pub use check::check_plan;
+pub use in_files::is_transposed_in_files;
 
 use crate::{error::ParallelError, linear::QuantizedLayer, parallelize::Layers};
 
@@ -160,8 +162,8 @@ impl Sharded for nn::Dropout {
 /// The plan of a full model, checked against its parameters.
 ///
 /// # Errors
-/// See [`check_plan`]; also two parameters with the same path, two layers with the same name, or, where
-/// several ranks split layers, a dropout whose masks differ between them: Burn's own, or a
+/// See [`check_plan`]; also two parameters with the same path, two layers with the same name, or,
+/// where several ranks split layers, a dropout whose masks differ between them: Burn's own, or a
 /// [`ReplicatedDropout`](crate::ReplicatedDropout) that [`parallelize`](crate::parallelize) has not seen.
 pub fn shard_plan<M: Module + Sharded>(model: &M) -> Result<ShardPlan, ParallelError> {
     let mut builder = PlanBuilder::default();

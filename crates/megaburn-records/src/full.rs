@@ -68,7 +68,7 @@ impl FullTensors {
     /// Runs `write` on member 0, while the other members send what it draws.
     ///
     /// # Errors
-    /// Those of `write`, on every member.
+    /// An error of `write` is an error on every member.
     /// # Collective
     /// All members.
     pub(crate) fn written<T>(
@@ -104,7 +104,7 @@ impl FullTensors {
     }
 }
 
-/// What member 0 asks the others for.
+/// A message by which member 0 asks the others for a tensor, or ends.
 #[derive(Serialize, Deserialize)]
 enum Request {
     Tensor(usize),

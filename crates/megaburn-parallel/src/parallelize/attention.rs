@@ -20,8 +20,9 @@ use crate::{
 /// [`ParallelPlan::attention`](super::ParallelPlan::attention) splits by heads.
 ///
 /// A field of Burn's type becomes one of this type, built with `.into()`, and `MhaInput` becomes
-/// [`ParallelMhaInput`]. There is no `forward_cache`. Each rank drops probabilities of its own heads, so
-/// [`parallelize`](super::parallelize) refuses an attention with dropout that no pattern splits.
+/// [`ParallelMhaInput`]. There is no `forward_cache`. Each rank drops probabilities of its own
+/// heads, so [`parallelize`](super::parallelize) refuses an attention with dropout that no pattern
+/// splits.
 ///
 /// # Collective
 /// Split by heads, forward has one all-reduce, of the output, and backward one for each of the
@@ -40,7 +41,7 @@ pub struct ParallelMultiHeadAttention {
     pub dropout: Dropout,
     /// Features of a head.
     pub d_k: usize,
-    /// What a masked score is set to.
+    /// The value of a masked score.
     pub min_float: f64,
     /// Whether all probabilities of a query may be near zero.
     pub quiet_softmax: bool,

@@ -10,15 +10,15 @@ use megaburn_mesh::{PositionRng, Purpose};
 use super::layers::Layers;
 use crate::shards::{PlanBuilder, Sharded};
 
-/// Burn's `Dropout` in a module that [`parallelize`](super::parallelize) splits, for activations that are
-/// the same on all ranks: those outside of the split between a column and a row. All ranks drop the
-/// same elements.
+/// Burn's `Dropout` in a module that [`parallelize`](super::parallelize) splits, for activations
+/// that are the same on all ranks: those outside of the split between a column and a row. All ranks
+/// drop the same elements.
 ///
-/// A field of Burn's type becomes one of this type, built with `.into()`. Before `parallelize` it is
-/// Burn's, so [`shard_plan`](crate::shard_plan) refuses it in a module whose layers are built with a group
-/// of several ranks, where [`ParallelDropout`](crate::ParallelDropout) is used. After `parallelize` the
-/// elements are a function of the group's seed, the layer's path and the number of calls so far, which
-/// no record holds, and they are the same for any number of ranks.
+/// A field of Burn's type becomes one of this type, built with `.into()`. Before `parallelize` it
+/// is Burn's, so [`shard_plan`](crate::shard_plan) refuses it in a module whose layers are built
+/// with a group of several ranks, where [`ParallelDropout`](crate::ParallelDropout) is used. After
+/// `parallelize` the elements are a function of the group's seed, the layer's path and the number
+/// of calls so far, which no record holds, and they are the same for any number of ranks.
 ///
 /// # Collective
 /// None; all ranks call it equally often.

@@ -33,16 +33,16 @@ use crate::{
 /// Splits the layers of a module that was built for one rank over the ranks of a group, as PyTorch's
 /// `parallelize_module` does. Rank 0's weights are sent to all ranks, of which each keeps its parts.
 ///
-/// A Burn module needs these edits before: fields of `nn::Linear` become [`ParallelLinear`], those of
-/// `nn::Embedding` [`VocabParallelEmbedding`], and those of `nn::attention::MultiHeadAttention`
+/// A Burn module needs these edits before: fields of `nn::Linear` become [`ParallelLinear`], those
+/// of `nn::Embedding` [`VocabParallelEmbedding`], and those of `nn::attention::MultiHeadAttention`
 /// [`ParallelMultiHeadAttention`], built with `.into()`; other Burn layers are marked
 /// `#[sharded(replicated)]`, and `nn::Dropout` becomes [`ReplicatedDropout`] or, where activations
-/// are split, is marked `#[sharded(skip)]`; the module derives [`Sharded`]. Its `forward` stays as it
-/// is, except that an attention of your own has this rank's heads only: reshape to the features of a
-/// head, not to the number of heads. A layer that no pattern matches stays whole, with copies on all
-/// ranks, which all apply it to the same activations. A layer between a column and a row therefore
-/// has to be split; a linear layer in the module that has both needs a pattern, which may be
-/// [`ParallelPlan::whole`].
+/// are split, is marked `#[sharded(skip)]`; the module derives [`Sharded`]. Its `forward` stays as
+/// it is, except that an attention of your own has this rank's heads only: reshape to the features
+/// of a head, not to the number of heads. A layer that no pattern matches stays whole, with copies
+/// on all ranks, which all apply it to the same activations. A layer between a column and a row
+/// therefore has to be split; a linear layer in the module that has both needs a pattern, which may
+/// be [`ParallelPlan::whole`].
 ///
 /// [`ParallelLinear`]: crate::ParallelLinear
 /// [`VocabParallelEmbedding`]: crate::VocabParallelEmbedding

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::{Kind, Rule, Style, layers::Layer, refuse};
 use crate::error::ParallelError;
 
-/// Refuses a column split whose output nothing sums, and a row split whose input nothing splits. The
-/// two stand in one module, such as an MLP or an attention.
+/// Refuses a column split whose output nothing sums, and a row split whose input nothing splits.
+/// The two stand in one module, such as an MLP or an attention.
 pub(super) fn check_pairs(rules: &BTreeMap<String, Rule>) -> Result<(), ParallelError> {
     for (path, rule) in rules {
         let other = match rule.style {
@@ -36,9 +36,9 @@ pub(super) fn check_pairs(rules: &BTreeMap<String, Rule>) -> Result<(), Parallel
     Ok(())
 }
 
-/// Refuses a linear layer without a rule next to a column split and a row split, because it may stand
-/// between them. Each rank would then compute the gradients of its own features only, e.g. those of
-/// its own query heads in the keys and values of a multi-query attention.
+/// Refuses a linear layer without a rule next to a column split and a row split, because it may
+/// stand between them. Each rank would then compute the gradients of its own features only, e.g.
+/// those of its own query heads in the keys and values of a multi-query attention.
 pub(super) fn check_siblings(
     rules: &BTreeMap<String, Rule>,
     layers: &[Layer],

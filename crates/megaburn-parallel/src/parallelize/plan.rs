@@ -76,11 +76,11 @@ impl ParallelPlan {
         self.rule(pattern, Style::Vocabulary)
     }
 
-    /// Keeps layers whole, as layers without a pattern are. A linear layer next to a column split and a
-    /// row split in the same module needs it: [`parallelize`](super::parallelize) cannot see whether
-    /// such a layer stands before or after them, on activations that all ranks share, or between
-    /// them, where each rank would get the gradient of its own features only. Name the former here.
-    /// Keys or values of one head for all queries are the latter: split them by
+    /// Keeps layers whole, as layers without a pattern are. A linear layer next to a column split
+    /// and a row split in the same module needs it: [`parallelize`](super::parallelize) cannot see
+    /// whether such a layer stands before or after them, on activations that all ranks share, or
+    /// between them, where each rank would get the gradient of its own features only. Name the
+    /// former here. Keys or values of one head for all queries are the latter: split them by
     /// [`column`](Self::column) with [`shared_heads(1)`](Self::shared_heads).
     #[must_use]
     pub fn whole(self, pattern: &str) -> Self {

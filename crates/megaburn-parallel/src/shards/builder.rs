@@ -57,8 +57,8 @@ impl PlanBuilder {
         self.param(field, shard);
     }
 
-    /// Adds the low-rank factors of the weight in field `field`, if there are any. Without them, they
-    /// may be attached.
+    /// Adds the low-rank factors of the weight in field `field`, if there are any. Without them,
+    /// they may be attached.
     pub(crate) fn adapter(&mut self, field: &str, weight: &Param<Tensor<2>>, group: &Group) {
         match weight.reparameterization::<ShardedAdapter>() {
             Some(adapter) => {
@@ -109,8 +109,8 @@ impl PlanBuilder {
         }
     }
 
-    /// Adds a plain Burn module in field `field` that is replicated on every member of the group that
-    /// splits the other layers of the module.
+    /// Adds a plain Burn module in field `field` that is replicated on every member of the group
+    /// that splits the other layers of the module.
     pub fn replicated_in_module<M: Module>(&mut self, field: &str, module: &M) {
         let prefix = self.join(field);
         let of_module = shapes(module).into_iter();
@@ -147,8 +147,9 @@ impl PlanBuilder {
             .extend(name.map(|name| (name.to_string(), self.path.join("."))));
     }
 
-    /// Records that the dropout in field `field` draws the elements of each rank anew, although ranks
-    /// hold the same activations; `instead` says what to do. An empty field is the current module.
+    /// Records that the dropout in field `field` draws the elements of each rank anew, although
+    /// ranks hold the same activations; `instead` says what to do. An empty field is the current
+    /// module.
     pub(crate) fn dropout(&mut self, field: &str, prob: f64, instead: &'static str) {
         if prob > 0.0 {
             let path = self.join(field);
@@ -157,8 +158,8 @@ impl PlanBuilder {
         }
     }
 
-    /// Refuses dropouts whose masks differ between the ranks that split or copy the layers. (Ranks of
-    /// a data-parallel group have other samples, whose masks should differ.)
+    /// Refuses dropouts whose masks differ between the ranks that split or copy the layers. (Ranks
+    /// of a data-parallel group have other samples, whose masks should differ.)
     pub(super) fn check_dropouts(&self) -> Result<(), ParallelError> {
         let ranks = self.group.as_ref().map_or(1, Group::size);
         match self.dropouts.first() {

@@ -164,12 +164,13 @@ impl Sharded for nn::Dropout {
 /// # Errors
 /// See [`check_plan`]; also two parameters with the same path, two layers with the same name, or,
 /// where several ranks split layers, a dropout whose masks differ between them: Burn's own, or a
-/// [`ReplicatedDropout`](crate::ReplicatedDropout) that [`parallelize`](crate::parallelize) has not seen.
+/// [`ReplicatedDropout`](crate::ReplicatedDropout) that [`parallelize`](crate::parallelize) has not
+/// seen.
 pub fn shard_plan<M: Module + Sharded>(model: &M) -> Result<ShardPlan, ParallelError> {
     let mut builder = PlanBuilder::default();
     model.shards(&mut builder);
     builder.add_copies();
-    let dropouts = builder.check_dropouts();
+    builder.check_dropouts()?;
     let mut plan = ShardPlan::new();
     for (path, spec) in builder.params {
         plan.insert(path, spec)
@@ -178,7 +179,6 @@ pub fn shard_plan<M: Module + Sharded>(model: &M) -> Result<ShardPlan, ParallelE
             })?;
     }
     check_plan(model, &plan)?;
-    dropouts?;
     let mut paths = BTreeMap::new();
     for (name, second) in builder.names {
         if let Some(first) = paths.insert(name.clone(), second.clone()) {

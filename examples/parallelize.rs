@@ -58,6 +58,7 @@ impl Net {
             .attention("attention", 4)
             .column("up")
             .row("down")
+            .whole("head")
     }
 
     /// `[batch, 2]` digits to `[batch, tokens]` logits.

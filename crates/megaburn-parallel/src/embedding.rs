@@ -231,8 +231,13 @@ impl VocabParallelEmbedding {
         )
     }
 
+    /// The ranks that split the layer, or hold copies of it.
+    fn holders(&self) -> &Group {
+        self.rows.copied_on.as_ref().unwrap_or(&self.rows.group)
+    }
+
     fn weight_value(&self) -> Tensor<2> {
-        weight_value(&self.weight, &self.rows.group)
+        weight_value(&self.weight, self.holders())
     }
 
     /// The main gradient of the vectors; `None` if the gradient is that of low-rank factors.
@@ -331,7 +336,7 @@ impl SplitLayer for VocabParallelEmbedding {
 impl Sharded for VocabParallelEmbedding {
     fn shards(&self, plan: &mut PlanBuilder) {
         let rows = &self.rows;
-        let group = rows.copied_on.as_ref().unwrap_or(&rows.group);
+        let group = self.holders();
         plan.drawn_from(rows.path.as_deref());
         plan.of_group(group);
         plan.matrix("weight", &rows.spec, self.main_grad());

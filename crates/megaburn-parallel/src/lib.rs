@@ -113,7 +113,8 @@ pub use recompute::{checkpoint_residual, offload_residual, recomputed};
 pub use residual::Residual;
 pub use selective_save::SelectiveSave;
 pub use shards::{
-    PlanBuilder, Sharded, check_plan, main_grads, quantized_layers, shard_plan, vector_grads,
+    PlanBuilder, Sharded, check_plan, is_transposed_in_files, main_grads, quantized_layers,
+    shard_plan, vector_grads,
 };
 pub use tokens::{BatchContext, TokenBlock};
 pub use vocab_bias::{VocabParallelBias, VocabParallelBiasConfig};

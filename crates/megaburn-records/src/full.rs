@@ -7,6 +7,7 @@ use burn::{
     tensor::{Bool, DType, Int, Tensor, TensorData},
 };
 use megaburn_collective::{CollectiveError, Group, GroupShards, ParamShards, Phase, objects};
+use megaburn_parallel::is_transposed_in_files;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -67,7 +68,7 @@ impl FullTensors {
     /// Runs `write` on member 0, while the other members send what it draws.
     ///
     /// # Errors
-    /// Those of `write`, on every member.
+    /// An error of `write` is an error on every member.
     /// # Collective
     /// All members.
     pub(crate) fn written<T>(
@@ -103,7 +104,7 @@ impl FullTensors {
     }
 }
 
-/// What member 0 asks the others for.
+/// A message by which member 0 asks the others for a tensor, or ends.
 #[derive(Serialize, Deserialize)]
 enum Request {
     Tensor(usize),
@@ -126,14 +127,15 @@ impl Collector<'_> {
         shards.is_split().then(|| shards.clone())
     }
 
+    /// Adds a tensor as Burn's own mapping gives it, which has transposed it if `is_mapped`.
     fn add(
         &mut self,
-        id: u64,
+        (id, is_mapped): (u64, bool),
         dtype: DType,
         mut shape: Vec<usize>,
         gather: impl Fn() -> Result<Option<TensorData>, CollectiveError> + Send + Sync + 'static,
     ) {
-        let is_transposed = self.layout.transposes(&self.place, shape.len());
+        let is_transposed = !is_mapped && self.layout.transposes(&self.place, shape.len());
         if is_transposed {
             shape.reverse();
         }
@@ -172,13 +174,14 @@ impl ModuleVisitor for Collector<'_> {
             Some(shards) => {
                 let local = param.val().inner();
                 let shape = shards.own().global_shape.clone();
-                self.add(id, local.dtype(), shape, move || {
+                self.add((id, false), local.dtype(), shape, move || {
                     let full = shards.gather_on_first(local.clone())?;
                     Ok(full.map(Tensor::into_data))
                 });
             }
             None => {
                 let full = param.transform_for_save().val().inner();
+                let id = (id, is_transposed_in_files(param));
                 self.add(id, full.dtype(), full.dims().to_vec(), move || {
                     Ok(is_first.then(|| full.to_data()))
                 });
@@ -190,7 +193,7 @@ impl ModuleVisitor for Collector<'_> {
         let is_first = self.is_first;
         let full = param.transform_for_save().val();
         self.add(
-            param.id.val(),
+            (param.id.val(), false),
             full.dtype(),
             full.dims().to_vec(),
             move || Ok(is_first.then(|| full.to_data())),
@@ -201,7 +204,7 @@ impl ModuleVisitor for Collector<'_> {
         let is_first = self.is_first;
         let full = param.transform_for_save().val();
         self.add(
-            param.id.val(),
+            (param.id.val(), false),
             full.dtype(),
             full.dims().to_vec(),
             move || Ok(is_first.then(|| full.to_data())),

@@ -5,6 +5,7 @@ use burn::{
     tensor::{Bool, DType, Int, Tensor},
 };
 use megaburn_mesh::{ShardPlan, ShardSpec};
+use megaburn_parallel::is_transposed_in_files;
 
 use crate::layout::{Layout, Place};
 
@@ -47,6 +48,7 @@ pub(crate) struct Target {
     pub(crate) shape: Vec<usize>,
     /// The part that this rank holds; `None` means all of it.
     pub(crate) spec: Option<ShardSpec>,
+    /// Whether the tensor is transposed before Burn's own mapping of the parameter sees it.
     pub(crate) is_transposed: bool,
 }
 
@@ -70,7 +72,8 @@ struct Targets<'a> {
 }
 
 impl Targets<'_> {
-    fn add(&mut self, kind: Kind, local: &[usize]) {
+    /// Adds a parameter, which Burn's own mapping transposes if `is_mapped`.
+    fn add(&mut self, kind: Kind, local: &[usize], is_mapped: bool) {
         let path = self.place.path();
         let spec = self.plan.get(&path).map(|spec| spec.shard.clone());
         let spec = spec.filter(|_| kind == Kind::Float);
@@ -78,7 +81,7 @@ impl Targets<'_> {
             .as_ref()
             .map_or(local.to_vec(), |spec| spec.global_shape.clone());
         let is_transposed = self.layout.transposes(&self.place, shape.len());
-        if is_transposed {
+        if is_transposed || is_mapped {
             shape.reverse();
         }
         self.found.push(Target {
@@ -87,7 +90,7 @@ impl Targets<'_> {
             path,
             kind,
             shape,
-            is_transposed,
+            is_transposed: is_transposed && !is_mapped,
         });
     }
 }
@@ -102,14 +105,15 @@ impl ModuleVisitor for Targets<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.add(Kind::Float, &param.lazy_shape());
+        let is_mapped = is_transposed_in_files(param);
+        self.add(Kind::Float, &param.lazy_shape(), is_mapped);
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.add(Kind::Int, &param.lazy_shape());
+        self.add(Kind::Int, &param.lazy_shape(), false);
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.add(Kind::Bool, &param.lazy_shape());
+        self.add(Kind::Bool, &param.lazy_shape(), false);
     }
 }

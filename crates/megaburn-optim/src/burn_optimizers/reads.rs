@@ -2,7 +2,7 @@ use burn::optim::{
     AdaGrad, Adafactor, Adam, AdamW, Adan, Lamb, Lion, Muon, Optimizer, RmsProp, Sgd,
 };
 
-/// What of a parameter an optimizer reads to update one of its elements.
+/// The part of a parameter that an optimizer reads to update one of its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
     /// The same element of the parameter, its gradient and its state. A rank's shard is enough.
@@ -65,7 +65,7 @@ pub enum Reads {
         own, implement `ShardRule`; for L-BFGS, call `lbfgs_step`"
 )]
 pub trait ShardRule: Optimizer {
-    /// What it reads.
+    /// The part of a parameter that it reads.
     const READS: Reads;
 }
 

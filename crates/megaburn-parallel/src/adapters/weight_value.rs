@@ -6,15 +6,16 @@ use megaburn_collective::Group;
 
 use super::adapter::ShardedAdapter;
 
-/// The value of a weight for products: with its adapter, and dequantised.
+/// The value of a weight for products: with its adapter, and dequantised. The ranks of `group`
+/// split the weight, or hold copies of it.
 ///
 /// # Panics
-/// If Burn's `apply_lora` adapted a shard: its factors would differ between ranks that need the
-/// same, and their gradients would not be summed.
+/// If Burn's `apply_lora` adapted a shard or a copy: its factors would differ between ranks that
+/// need the same, and their gradients would not be summed.
 pub(crate) fn weight_value(weight: &Param<Tensor<2>>, group: &Group) -> Tensor<2> {
     assert!(
         group.size() == 1 || weight.adapter().is_none(),
-        "Burn's `apply_lora` does not know that a weight is a shard of group {}: use \
+        "Burn's `apply_lora` does not know that a weight is a shard or a copy in group {}: use \
         `megaburn::parallel::ShardedLora`",
         group.name()
     );

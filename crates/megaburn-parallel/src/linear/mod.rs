@@ -344,7 +344,7 @@ impl ParallelLinear {
     fn weight(&self) -> Tensor<2> {
         let dim = self.plan.weight_spec.dim;
         let replicas = self.plan.replicas.iter();
-        let weight = weight_value(&self.weight, &self.plan.group);
+        let weight = weight_value(&self.weight, self.holders());
         replicas.fold(weight, |w, part| part.with_summed_grad(w, dim))
     }
 

@@ -1,13 +1,29 @@
-use super::ParallelLinear;
+use megaburn_collective::Group;
+
+use super::{ParallelLinear, Split};
 use crate::{
     parallelize::Layers,
     shards::{PlanBuilder, Sharded},
 };
 
+impl ParallelLinear {
+    /// The ranks that split the layer, or hold copies of it.
+    pub(super) fn holders(&self) -> &Group {
+        self.plan.copied_on.as_ref().unwrap_or(&self.plan.group)
+    }
+
+    /// Whether ranks have different features of the output.
+    pub(crate) fn has_split_output(&self) -> bool {
+        let config = &self.plan.config;
+        let is_column = config.split == Split::Column && !config.gather_output;
+        is_column && self.plan.group.size() > 1
+    }
+}
+
 impl Sharded for ParallelLinear {
     fn shards(&self, plan: &mut PlanBuilder) {
         let of_layer = &self.plan;
-        let group = of_layer.copied_on.as_ref().unwrap_or(&of_layer.group);
+        let group = self.holders();
         plan.drawn_from(of_layer.config.path.as_deref());
         plan.of_group(group);
         plan.matrix("weight", &of_layer.weight_spec, self.main_grad());

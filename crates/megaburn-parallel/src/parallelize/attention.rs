@@ -10,18 +10,24 @@ use burn::{
     },
 };
 
-use crate::{linear::ParallelLinear, shards::Sharded};
+use super::Layers;
+use crate::{
+    linear::ParallelLinear,
+    shards::{PlanBuilder, Sharded},
+};
 
 /// Burn's `MultiHeadAttention` with the same parameters, which
 /// [`ParallelPlan::attention`](super::ParallelPlan::attention) splits by heads.
 ///
 /// A field of Burn's type becomes one of this type, built with `.into()`, and `MhaInput` becomes
-/// [`ParallelMhaInput`]. There is no `forward_cache`. Each rank drops probabilities of its own heads.
+/// [`ParallelMhaInput`]. There is no `forward_cache`. Each rank drops probabilities of its own
+/// heads, so [`parallelize`](super::parallelize) refuses an attention with dropout that no pattern
+/// splits.
 ///
 /// # Collective
 /// Split by heads, forward has one all-reduce, of the output, and backward one for each of the
 /// layers of queries, keys and values.
-#[derive(Module, Sharded, Debug)]
+#[derive(Module, Debug)]
 pub struct ParallelMultiHeadAttention {
     /// The layer of the queries.
     pub query: ParallelLinear,
@@ -31,12 +37,11 @@ pub struct ParallelMultiHeadAttention {
     pub value: ParallelLinear,
     /// The layer of the output.
     pub output: ParallelLinear,
-    /// Drops probabilities, of this rank's heads.
-    #[sharded(skip)]
+    /// Drops probabilities of this rank's heads.
     pub dropout: Dropout,
     /// Features of a head.
     pub d_k: usize,
-    /// What a masked score is set to.
+    /// The value of a masked score.
     pub min_float: f64,
     /// Whether all probabilities of a query may be near zero.
     pub quiet_softmax: bool,
@@ -57,7 +62,7 @@ impl From<MultiHeadAttention> for ParallelMultiHeadAttention {
     }
 }
 
-/// Burn's `MhaInput`, whose fields only Burn reads.
+/// The input of an attention, as Burn's `MhaInput`, of which no other crate can read the fields.
 #[derive(Clone, Debug)]
 pub struct ParallelMhaInput {
     query: Tensor<3>,
@@ -152,5 +157,28 @@ impl ParallelMultiHeadAttention {
         let [batch, seq, width] = x.dims();
         x.reshape([batch, seq, width / self.d_k, self.d_k])
             .swap_dims(1, 2)
+    }
+}
+
+impl Sharded for ParallelMultiHeadAttention {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.child("query", &self.query);
+        plan.child("key", &self.key);
+        plan.child("value", &self.value);
+        plan.child("output", &self.output);
+        if !self.query.has_split_output() {
+            plan.dropout(
+                "dropout",
+                self.dropout.prob,
+                "split the heads with `ParallelPlan::attention`, or build the attention with dropout 0",
+            );
+        }
+    }
+
+    fn parallelize(&mut self, layers: &mut Layers<'_>) {
+        layers.child("query", &mut self.query);
+        layers.child("key", &mut self.key);
+        layers.child("value", &mut self.value);
+        layers.child("output", &mut self.output);
     }
 }

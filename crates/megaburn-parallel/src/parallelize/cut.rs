@@ -4,7 +4,7 @@ use megaburn_mesh::ShardSpec;
 
 use crate::unsaved_shard::unsaved_shard;
 
-/// Where a parameter of a module is, and the group that splits it.
+/// The place of a parameter in a module, and the group that splits it.
 pub(crate) struct Cut<'a> {
     pub(crate) layer: &'a str,
     pub(crate) field: &'a str,

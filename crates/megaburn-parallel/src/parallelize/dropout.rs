@@ -10,25 +10,27 @@ use megaburn_mesh::{PositionRng, Purpose};
 use super::layers::Layers;
 use crate::shards::{PlanBuilder, Sharded};
 
-/// Burn's `Dropout` of activations that are the same on all ranks, of which all ranks drop the same
-/// elements: outside of the split between a column and a row.
+/// Burn's `Dropout` in a module that [`parallelize`](super::parallelize) splits, for activations
+/// that are the same on all ranks: those outside of the split between a column and a row. All ranks
+/// drop the same elements.
 ///
-/// A field of Burn's type becomes one of this type, built with `.into()`. Before
-/// [`parallelize`](super::parallelize) it is Burn's. Afterwards the elements are a function of the
-/// group's seed, the layer's path and the number of calls so far, which no record holds, and the same
-/// for any number of ranks.
+/// A field of Burn's type becomes one of this type, built with `.into()`. Before `parallelize` it
+/// is Burn's, so [`shard_plan`](crate::shard_plan) refuses it in a module whose layers are built
+/// with a group of several ranks, where [`ParallelDropout`](crate::ParallelDropout) is used. After
+/// `parallelize` the elements are a function of the group's seed, the layer's path and the number
+/// of calls so far, which no record holds, and they are the same for any number of ranks.
 ///
 /// # Collective
 /// None; all ranks call it equally often.
 #[derive(Module, Debug)]
 pub struct ReplicatedDropout {
-    /// What it is on one rank.
+    /// Burn's layer, which draws the elements before `parallelize`.
     pub dropout: Dropout,
     #[module(skip)]
     masks: Option<Masks>,
 }
 
-/// Where the masks of a layer come from.
+/// The random numbers that choose the elements which a layer drops.
 #[derive(Clone, Debug)]
 struct Masks {
     rng: PositionRng,
@@ -64,7 +66,16 @@ impl ReplicatedDropout {
 }
 
 impl Sharded for ReplicatedDropout {
-    fn shards(&self, _: &mut PlanBuilder) {}
+    fn shards(&self, plan: &mut PlanBuilder) {
+        if self.masks.is_none() {
+            plan.dropout(
+                "",
+                self.dropout.prob,
+                "only `parallelize` gives a `ReplicatedDropout` the same masks on all ranks: in a module \
+                whose layers are built with a group, use `ParallelDropout`",
+            );
+        }
+    }
 
     fn parallelize(&mut self, layers: &mut Layers<'_>) {
         layers.place(|path, group| {

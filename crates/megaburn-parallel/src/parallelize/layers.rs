@@ -6,7 +6,7 @@ use burn::{
 };
 use megaburn_collective::Group;
 
-use super::plan::Rule;
+use super::plan::{Rule, Style};
 use crate::{error::ParallelError, shards::Sharded};
 
 /// The layers of a module, while [`parallelize`](super::parallelize) walks down it.
@@ -132,7 +132,8 @@ impl<'a> Layers<'a> {
         }
         let path = self.path.join(".");
         if let Step::Split { rules, group } = &self.step {
-            self.error = layer.split_by(rules.get(&path), &path, group).err();
+            let rule = rules.get(&path).filter(|rule| rule.style != Style::Whole);
+            self.error = layer.split_by(rule, &path, group).err();
         }
     }
 

@@ -5,6 +5,7 @@ mod broadcast;
 mod cut;
 mod dropout;
 mod layers;
+mod pairs;
 mod pattern;
 mod plan;
 
@@ -21,6 +22,7 @@ pub use plan::{ParallelPlan, Rule, Style};
 pub(crate) use cut::{Cut, cut};
 pub(crate) use layers::{Kind, SplitLayer};
 use layers::{Layer, Step};
+use pairs::{check_pairs, check_siblings};
 use pattern::Pattern;
 
 use crate::{
@@ -31,13 +33,16 @@ use crate::{
 /// Splits the layers of a module that was built for one rank over the ranks of a group, as PyTorch's
 /// `parallelize_module` does. Rank 0's weights are sent to all ranks, of which each keeps its parts.
 ///
-/// What a Burn module needs before: fields of `nn::Linear` become [`ParallelLinear`], those of
-/// `nn::Embedding` [`VocabParallelEmbedding`], and those of `nn::attention::MultiHeadAttention`
+/// A Burn module needs these edits before: fields of `nn::Linear` become [`ParallelLinear`], those
+/// of `nn::Embedding` [`VocabParallelEmbedding`], and those of `nn::attention::MultiHeadAttention`
 /// [`ParallelMultiHeadAttention`], built with `.into()`; other Burn layers are marked
-/// `#[sharded(replicated)]`, and `nn::Dropout` becomes [`ReplicatedDropout`] or, where activations are
-/// split, is marked `#[sharded(skip)]`; the module derives [`Sharded`]. Its `forward` stays as it is, except
-/// that an attention of your own has this rank's heads only: reshape to the features of a head, not
-/// to the number of heads. A layer that no pattern matches stays whole, with copies on all ranks.
+/// `#[sharded(replicated)]`, and `nn::Dropout` becomes [`ReplicatedDropout`] or, where activations
+/// are split, is marked `#[sharded(skip)]`; the module derives [`Sharded`]. Its `forward` stays as
+/// it is, except that an attention of your own has this rank's heads only: reshape to the features
+/// of a head, not to the number of heads. A layer that no pattern matches stays whole, with copies
+/// on all ranks, which all apply it to the same activations. A layer between a column and a row
+/// therefore has to be split; a linear layer in the module that has both needs a pattern, which may
+/// be [`ParallelPlan::whole`].
 ///
 /// [`ParallelLinear`]: crate::ParallelLinear
 /// [`VocabParallelEmbedding`]: crate::VocabParallelEmbedding
@@ -90,7 +95,8 @@ use crate::{
 ///
 /// # Errors
 /// A pattern matches no layer, or a layer that its style does not fit; two patterns match one layer;
-/// a column split without a row split in the same module, or the reverse; features, heads or a
+/// a column split without a row split in the same module, or the reverse; a linear layer without a
+/// pattern next to both; features, heads or a
 /// vocabulary that do not divide; a layer that is split already, or was built with a group.
 /// # Collective
 /// All members of `group`: a broadcast of each parameter.
@@ -135,6 +141,7 @@ fn check(plan: &ParallelPlan, layers: &[Layer]) -> Result<BTreeMap<String, Rule>
         }
     }
     check_pairs(&found)?;
+    check_siblings(&found, layers)?;
     Ok(found)
 }
 
@@ -146,7 +153,7 @@ fn refuse<T>(name: &str, why: String) -> Result<T, ParallelError> {
     })
 }
 
-/// What to say of a pattern without a layer.
+/// The message for a pattern without a layer.
 fn nothing(layers: &[Layer]) -> String {
     let is_split = |layer: &&Layer| !matches!(layer.kind, Kind::Plain(_));
     let mut paths: Vec<_> = layers.iter().filter(is_split).collect();
@@ -170,6 +177,11 @@ fn nothing(layers: &[Layer]) -> String {
 /// Refuses a style that the layer does not have.
 fn fits(rule: &Rule, layer: &Layer) -> Result<(), ParallelError> {
     match (&layer.kind, rule.style) {
+        (_, Style::Whole) if rule.heads.is_some() => refuse(
+            &layer.path,
+            "a layer that is not split has no split heads; leave `heads` out".into(),
+        ),
+        (_, Style::Whole) => Ok(()),
         (Kind::Linear, Style::Vocabulary) => refuse(
             &layer.path,
             "`vocabulary` splits an embedding, and this is a linear layer: use `column`, \
@@ -189,47 +201,4 @@ fn fits(rule: &Rule, layer: &Layer) -> Result<(), ParallelError> {
         ),
         _ => Ok(()),
     }
-}
-
-/// Refuses a column split whose output nothing sums, and a row split whose input nothing splits. The
-/// two stand in one module, such as an MLP or an attention.
-fn check_pairs(rules: &BTreeMap<String, Rule>) -> Result<(), ParallelError> {
-    let of_module = |path: &str| {
-        path.rsplit_once('.')
-            .map_or("", |(module, _)| module)
-            .to_string()
-    };
-    for (path, rule) in rules {
-        let other = match rule.style {
-            Style::Column => Style::Row,
-            Style::Row => Style::Column,
-            Style::ColumnGathered | Style::Vocabulary => continue,
-        };
-        let module = of_module(path);
-        let has_other = rules
-            .iter()
-            .any(|(path, rule)| rule.style == other && of_module(path) == module);
-        if has_other {
-            continue;
-        }
-        let place = if module.is_empty() {
-            "the module".to_string()
-        } else {
-            format!("`{module}`")
-        };
-        return refuse(
-            path,
-            match rule.style {
-                Style::Column => format!(
-                    "a column split leaves its output split, and {place} has no row split that sums it: \
-                    add one, or use `column_gathered`"
-                ),
-                _ => format!(
-                    "a row split takes a split input, and {place} has no column split that makes one: add \
-                    one, or use `column_gathered` here"
-                ),
-            },
-        );
-    }
-    Ok(())
 }

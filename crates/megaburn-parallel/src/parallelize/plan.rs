@@ -12,6 +12,8 @@ pub enum Style {
     Row,
     /// An embedding by tokens; the vectors are summed.
     Vocabulary,
+    /// Not at all: every rank has a copy, and applies it to the same activations.
+    Whole,
 }
 
 /// A pattern of layers, and how they are split.
@@ -72,6 +74,17 @@ impl ParallelPlan {
     #[must_use]
     pub fn vocabulary(self, pattern: &str) -> Self {
         self.rule(pattern, Style::Vocabulary)
+    }
+
+    /// Keeps layers whole, as layers without a pattern are. A linear layer next to a column split
+    /// and a row split in the same module needs it: [`parallelize`](super::parallelize) cannot see
+    /// whether such a layer stands before or after them, on activations that all ranks share, or
+    /// between them, where each rank would get the gradient of its own features only. Name the
+    /// former here. Keys or values of one head for all queries are the latter: split them by
+    /// [`column`](Self::column) with [`shared_heads(1)`](Self::shared_heads).
+    #[must_use]
+    pub fn whole(self, pattern: &str) -> Self {
+        self.rule(pattern, Style::Whole)
     }
 
     /// Splits the layers `query`, `key`, `value` and `output` of attentions by `heads` heads, as

@@ -1,6 +1,9 @@
 //! LoRA and quantisation of shards against Burn's on the full module.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use burn::{
     module::{Lora, Module, ModuleVisitor, Param, Quantizer},
@@ -16,8 +19,9 @@ use burn::{
 use megaburn_collective::{Group, GroupOptions, GroupShards, run_threads};
 use megaburn_mesh::FusedPart;
 use megaburn_parallel::{
-    ParallelError, ParallelLinear, ParallelLinearConfig, Sharded, ShardedLora, ShardedQuantizer,
-    VocabParallelEmbedding, VocabParallelEmbeddingConfig, shard_plan,
+    ParallelError, ParallelLinear, ParallelLinearConfig, ParallelPlan, Sharded, ShardedLora,
+    ShardedQuantizer, VocabParallelEmbedding, VocabParallelEmbeddingConfig, parallelize,
+    shard_plan,
 };
 use rstest::rstest;
 
@@ -248,8 +252,8 @@ fn burns_lora_on_shards_is_refused() {
         let net = net.apply_lora(Lora::new(2, 3.0));
         let device = Device::flex().autodiff();
         let plan = shard_plan(&net).unwrap_err().to_string();
-        let forward = std::panic::AssertUnwindSafe(|| drop(net.forward(ids(13, &device))));
-        let panic = std::panic::catch_unwind(forward).unwrap_err();
+        let forward = AssertUnwindSafe(|| drop(net.forward(ids(13, &device))));
+        let panic = catch_unwind(forward).unwrap_err();
         (plan, panic.downcast_ref::<String>().unwrap().clone())
     });
     for (plan, panic) in texts {
@@ -257,6 +261,46 @@ fn burns_lora_on_shards_is_refused() {
         assert!(plan.contains(expected), "{plan}");
         assert!(
             panic.contains("use `megaburn::parallel::ShardedLora`"),
+            "{panic}"
+        );
+    }
+}
+
+#[derive(Module, Sharded, Debug)]
+struct Kept {
+    embedding: VocabParallelEmbedding,
+    up: ParallelLinear,
+    head: ParallelLinear,
+}
+
+#[test]
+fn burns_lora_on_copies_is_refused() {
+    let panics = on_ranks(2, |group| {
+        let device = Device::flex().autodiff();
+        let linear = |to| nn::LinearConfig::new(4, to).init(&device).into();
+        let net = Kept {
+            embedding: nn::EmbeddingConfig::new(13, 4).init(&device).into(),
+            up: linear(4),
+            head: linear(3),
+        };
+        let plan = ParallelPlan::new().column_gathered("up");
+        let net = parallelize(net, &plan, &group).unwrap();
+        let net = net.apply_lora(Lora::new(2, 3.0));
+        let text = |result: std::thread::Result<()>| {
+            let panic = result.unwrap_err();
+            panic.downcast_ref::<String>().unwrap().clone()
+        };
+        let of_head = || drop(net.head.forward(Tensor::<2>::ones([2, 4], &device)));
+        let of_embedding = || drop(net.embedding.forward(ids(13, &device)));
+        [
+            text(catch_unwind(AssertUnwindSafe(of_head))),
+            text(catch_unwind(AssertUnwindSafe(of_embedding))),
+        ]
+    });
+    for panic in panics.into_iter().flatten() {
+        assert!(panic.contains("a shard or a copy in group"), "{panic}");
+        assert!(
+            panic.contains("`megaburn::parallel::ShardedLora`"),
             "{panic}"
         );
     }

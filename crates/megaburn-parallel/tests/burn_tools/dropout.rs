@@ -1,15 +1,17 @@
 //! Burn's dropout in a model that a plan splits.
 
 use burn::{
-    module::Module,
-    nn::{Dropout, DropoutConfig, LinearConfig},
+    module::{Module, ModuleDisplay},
+    nn::{Dropout, DropoutConfig, LinearConfig, attention::MultiHeadAttentionConfig},
     prelude::Device,
     tensor::Tensor,
 };
 use megaburn_collective::{Group, GroupOptions, run_threads};
 use megaburn_parallel::{
-    ParallelError, ParallelLinear, ParallelPlan, ReplicatedDropout, Sharded, parallelize,
+    ParallelError, ParallelLinear, ParallelLinearConfig, ParallelMultiHeadAttention, ParallelPlan,
+    ReplicatedDropout, Sharded, parallelize, shard_plan,
 };
+use rstest::rstest;
 
 #[derive(Module, Sharded, Debug)]
 struct Dropped {
@@ -79,4 +81,84 @@ fn dropout_that_differs_between_ranks_is_refused() {
         error.contains("`after`: ranks would drop different elements"),
         "{error}"
     );
+}
+
+#[derive(Module, Sharded, Debug)]
+struct Built<D: Module> {
+    up: ParallelLinear,
+    after: D,
+}
+
+impl<D: Module + ModuleDisplay + Sharded> Built<D> {
+    /// The error of the plan, if there is one, of layers that are built with a group.
+    fn refused(group: &Group, after: D) -> Result<Option<String>, ParallelError> {
+        let up = ParallelLinearConfig::column(4, 4).with_name("up");
+        let up = up.init(group, &Device::flex())?;
+        let plan = shard_plan(&Self { up, after });
+        Ok(plan.err().map(|error| error.to_string()))
+    }
+}
+
+#[rstest]
+fn plans_refuse_dropout_that_differs_between_ranks(#[values(1, 2)] ranks: usize) {
+    let found = run_threads(ranks, GroupOptions::default(), |group| {
+        let dropout = |prob| DropoutConfig::new(prob).init();
+        let replicated = |prob| ReplicatedDropout::from(dropout(prob));
+        for none in [
+            Built::refused(&group, dropout(0.0))?,
+            Built::refused(&group, replicated(0.0))?,
+        ] {
+            assert_eq!(none, None);
+        }
+        Ok::<_, ParallelError>([
+            Built::refused(&group, dropout(0.1))?,
+            Built::refused(&group, replicated(0.1))?,
+        ])
+    });
+    for found in found {
+        let errors = found.unwrap();
+        assert!(errors.iter().all(|error| error.is_some() == (ranks > 1)));
+        for error in errors.into_iter().flatten() {
+            let expected = "dropout `after`: the 2 ranks that hold the same activations would drop";
+            assert!(error.contains(expected), "{error}");
+            assert!(error.contains("`ParallelDropout`"), "{error}");
+        }
+    }
+}
+
+#[derive(Module, Sharded, Debug)]
+struct Attentions {
+    first: ParallelMultiHeadAttention,
+    second: ParallelMultiHeadAttention,
+}
+
+#[test]
+fn attentions_that_no_pattern_splits_drop_nothing() {
+    let device = Device::flex();
+    let split = |second: f64, plan: ParallelPlan| {
+        let attention = |prob| {
+            let config = MultiHeadAttentionConfig::new(8, 4).with_dropout(prob);
+            config.init(&device).into()
+        };
+        let found = run_threads(2, GroupOptions::default(), |group| {
+            let net = Attentions {
+                first: attention(0.1),
+                second: attention(second),
+            };
+            let result = parallelize(net, &plan, &group);
+            Ok::<_, ParallelError>(result.err().map(|error| error.to_string()))
+        });
+        let found = found.into_iter().map(Result::unwrap);
+        found.collect::<Option<Vec<_>>>()
+    };
+    let of_first = || ParallelPlan::new().attention("first", 4);
+    assert_eq!(split(0.1, of_first().attention("second", 4)), None);
+    assert_eq!(split(0.0, of_first()), None);
+    for error in split(0.1, of_first()).unwrap() {
+        assert!(
+            error.contains("dropout `second.dropout`: the 2 ranks"),
+            "{error}"
+        );
+        assert!(error.contains("`ParallelPlan::attention`"), "{error}");
+    }
 }

@@ -3,5 +3,6 @@
 mod adapters;
 mod attention;
 mod dropout;
+mod multi_query;
 mod parallelize;
 mod plans;

@@ -169,7 +169,7 @@ impl plain::Net {
 }
 
 /// Gives a module weights that depend on a number only.
-struct Fill(f32);
+pub(crate) struct Fill(pub(crate) f32);
 
 impl ModuleMapper for Fill {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
@@ -258,7 +258,7 @@ impl ModuleVisitor for Grads<'_> {
     }
 }
 
-fn grads<M: Module>(
+pub(crate) fn grads<M: Module>(
     module: &M,
     logits: Tensor<3>,
     shards: Option<GroupShards>,
@@ -274,7 +274,7 @@ fn grads<M: Module>(
     visitor.found
 }
 
-fn close(found: &TensorData, expected: &TensorData) {
+pub(crate) fn close(found: &TensorData, expected: &TensorData) {
     found.assert_approx_eq::<f32>(expected, Tolerance::absolute(1e-5));
 }
 

@@ -63,17 +63,28 @@ fn refused(ranks: usize, plan: &ParallelPlan) -> String {
     "`bottleneck`: 5 output features are not divisible over 4 ranks"
 )]
 #[case::heads(
-    ParallelPlan::new().column("blocks.*.attention.query").heads(2).row("blocks.*.attention.output"),
+    ParallelPlan::new().column("blocks.*.attention.query").heads(2).row("blocks.*.attention.output")
+        .column("blocks.*.attention.{key,value}").shared_heads(2),
     "`blocks.0.attention.query`: 2 heads are not divisible over 4 ranks"
 )]
 #[case::no_heads(
-    ParallelPlan::new().column("blocks.*.attention.query").heads(5).row("blocks.*.attention.output"),
+    ParallelPlan::new().column("blocks.*.attention.query").heads(5).row("blocks.*.attention.output")
+        .column("blocks.*.attention.{key,value}").shared_heads(2),
     "`blocks.0.attention.query`: its 12 split features are no 5 heads of equal size"
 )]
 #[case::shared_heads(
     ParallelPlan::new().column("blocks.*.attention.key").shared_heads(3)
-        .row("blocks.*.attention.output"),
+        .column("blocks.*.attention.{query,value}").row("blocks.*.attention.output"),
     "`blocks.0.attention.key`: a part of 3 units of 2 cannot be sharded over 4 tp ranks"
+)]
+#[case::between_a_column_and_a_row(
+    ParallelPlan::new().column("blocks.*.attention.{query,value}").row("blocks.*.attention.output"),
+    "`blocks.0.attention.key`: no pattern matches it, and `blocks.0.attention` has a column split and a row \
+    split"
+)]
+#[case::heads_of_a_whole_layer(
+    ParallelPlan::new().whole("bottleneck").heads(5),
+    "`bottleneck`: a layer that is not split has no split heads"
 )]
 #[case::gathered_heads(
     ParallelPlan::new().column_gathered("head").heads(4),

@@ -1,5 +1,6 @@
 //! Files and records of plain modules, in and out of shards.
 
+mod column_major;
 mod modules;
 
 use std::{

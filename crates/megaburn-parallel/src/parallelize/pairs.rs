@@ -1,0 +1,87 @@
+//! Rules of layers that stand in one module.
+
+use std::collections::BTreeMap;
+
+use super::{Kind, Rule, Style, layers::Layer, refuse};
+use crate::error::ParallelError;
+
+/// Refuses a column split whose output nothing sums, and a row split whose input nothing splits.
+/// The two stand in one module, such as an MLP or an attention.
+pub(super) fn check_pairs(rules: &BTreeMap<String, Rule>) -> Result<(), ParallelError> {
+    for (path, rule) in rules {
+        let other = match rule.style {
+            Style::Column => Style::Row,
+            Style::Row => Style::Column,
+            Style::ColumnGathered | Style::Vocabulary | Style::Whole => continue,
+        };
+        let module = of_module(path);
+        if has_style(rules, module, other) {
+            continue;
+        }
+        let place = shown(module);
+        return refuse(
+            path,
+            match rule.style {
+                Style::Column => format!(
+                    "a column split leaves its output split, and {place} has no row split that sums it: \
+                    add one, or use `column_gathered`"
+                ),
+                _ => format!(
+                    "a row split takes a split input, and {place} has no column split that makes one: add \
+                    one, or use `column_gathered` here"
+                ),
+            },
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a linear layer without a rule next to a column split and a row split, because it may
+/// stand between them. Each rank would then compute the gradients of its own features only, e.g.
+/// those of its own query heads in the keys and values of a multi-query attention.
+pub(super) fn check_siblings(
+    rules: &BTreeMap<String, Rule>,
+    layers: &[Layer],
+) -> Result<(), ParallelError> {
+    for Layer { path, kind } in layers {
+        let module = of_module(path);
+        let is_free = matches!(kind, Kind::Linear) && !rules.contains_key(path);
+        if is_free
+            && [Style::Column, Style::Row]
+                .iter()
+                .all(|style| has_style(rules, module, *style))
+        {
+            let place = shown(module);
+            return refuse(
+                path,
+                format!(
+                    "no pattern matches it, and {place} has a column split and a row split, between which \
+                    each rank would get a part of its gradient: split it too (keys and values of one \
+                    head by `column` and `shared_heads(1)`) or, if it stands before or after them, name \
+                    it in `whole`"
+                ),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The path of the module that has a layer.
+fn of_module(path: &str) -> &str {
+    path.rsplit_once('.').map_or("", |(module, _)| module)
+}
+
+/// Whether a layer of a module has a style.
+fn has_style(rules: &BTreeMap<String, Rule>, module: &str, style: Style) -> bool {
+    let mut rules = rules.iter();
+    rules.any(|(path, rule)| rule.style == style && of_module(path) == module)
+}
+
+/// A module in a message.
+fn shown(module: &str) -> String {
+    if module.is_empty() {
+        "the module".into()
+    } else {
+        format!("`{module}`")
+    }
+}

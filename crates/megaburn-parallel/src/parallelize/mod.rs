@@ -8,6 +8,7 @@ mod layers;
 mod pairs;
 mod pattern;
 mod plan;
+mod refusal;
 
 use std::collections::BTreeMap;
 
@@ -24,6 +25,7 @@ pub(crate) use layers::{Kind, SplitLayer};
 use layers::{Layer, Step};
 use pairs::{check_pairs, check_siblings};
 use pattern::Pattern;
+use refusal::refuse;
 
 use crate::{
     error::ParallelError,
@@ -143,14 +145,6 @@ fn check(plan: &ParallelPlan, layers: &[Layer]) -> Result<BTreeMap<String, Rule>
     check_pairs(&found)?;
     check_siblings(&found, layers)?;
     Ok(found)
-}
-
-fn refuse<T>(name: &str, why: String) -> Result<T, ParallelError> {
-    Err(ParallelError::Config {
-        layer: "parallelize",
-        name: name.into(),
-        why,
-    })
 }
 
 /// The message for a pattern without a layer.

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{Kind, Rule, Style, layers::Layer, refuse};
+use super::{
+    layers::{Kind, Layer},
+    plan::{Rule, Style},
+    refusal::refuse,
+};
 use crate::error::ParallelError;
 
 /// Refuses a column split whose output nothing sums, and a row split whose input nothing splits.

@@ -11,7 +11,7 @@ use megaburn_mesh::{Axis, ParamSpec, ShardSpec};
 use super::{Sharded, check::shapes};
 use crate::{adapters::ShardedAdapter, error::ParallelError, linear::QuantizedLayer};
 
-/// Collects a [`ShardPlan`] while walking down a model.
+/// Collects a [`ShardPlan`](megaburn_mesh::ShardPlan) while walking down a model.
 #[derive(Debug, Default)]
 pub struct PlanBuilder {
     path: Vec<String>,

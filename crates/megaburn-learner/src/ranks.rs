@@ -35,7 +35,7 @@ type AnyError = Box<dyn Error + Send + Sync>;
 /// }
 ///
 /// fn main() -> ExitCode {
-///     run_ranks(|groups| train(groups, &Device::flex()))
+///     run_ranks(|groups| train(groups, &Device::flex().autodiff()))
 /// }
 /// ```
 pub fn run_ranks<E: Into<AnyError>>(

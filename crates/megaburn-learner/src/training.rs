@@ -98,7 +98,7 @@ use crate::{
 /// let layout = "tp2-dp2".parse().unwrap();
 /// let ranks = run_threads(4, GroupOptions::default(), |world| {
 ///     let groups = ProcessGroups::new(&world, layout)?;
-///     let model = Net::new(&groups.tp, &Device::flex())?;
+///     let model = Net::new(&groups.tp, &Device::flex().autodiff())?;
 ///     let items = || InMemDataset::new((0..16).map(|i| i as f32 / 16.0).collect());
 ///     let loader = || DataLoaderBuilder::new(Square).batch_size(4).build(items());
 ///     let training = SupervisedTraining::new(&dir, loader(), loader())

@@ -11,7 +11,7 @@ pub(crate) struct Parts<M> {
     /// Always `Some`, except while an update replaces it.
     pub(crate) model: Option<M>,
     pub(crate) optimizer: ModuleOptimizer,
-    /// The parameters whose optimizer state is that of the full parameter.
+    /// Paths of parameters for which each rank keeps the optimizer state of the full parameter.
     pub(crate) full_state: BTreeSet<String>,
     pub(crate) scheduler: ModuleLrScheduler,
 }

@@ -17,7 +17,7 @@ type AnyError = Box<dyn Error + Send + Sync>;
 
 /// Runs `program` on every rank, prints the error that ended it, and returns the exit code for `main`.
 ///
-/// The layout is that of the argument `--layout`; the program's other arguments are left to it. The
+/// The argument `--layout` selects the layout; the program reads its other arguments itself. The
 /// ranks are threads of this process. Under a launcher that sets torchrun's environment variables
 /// (`megaburn launch --nproc 4 -- my_program --layout tp2-dp2`), this process is one rank; without
 /// `--layout`, all ranks are data-parallel then.
@@ -145,7 +145,7 @@ fn first_error(results: Vec<Result<(), RankFailure<AnyError>>>) -> Result<(), An
     first.map_or(Ok(()), |(_, error)| Err(error))
 }
 
-/// How likely an error caused those of other ranks; the first is the likeliest.
+/// Ranks errors by how likely they caused those of other ranks; the likeliest comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Blame {
     Own,

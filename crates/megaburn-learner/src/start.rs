@@ -1,4 +1,4 @@
-//! Sets values that ranks should share to those of the first rank that has them.
+//! Broadcasts the values that ranks share from the first rank that has them.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ fn is_replicated(spec: &ShardSpec) -> bool {
     spec.local_shape() == spec.global_shape && spec.pieces.iter().any(|piece| piece.replicas > 1)
 }
 
-/// Sets parameters to those of the first rank that has them, as PyTorch's DDP does: Burn draws the
+/// Broadcasts parameters from the first rank that has them, as PyTorch's DDP does: Burn draws the
 /// weights of its own layers from one generator per process, so rank threads draw different ones.
 /// `buffers` remembers the values that are not trained.
 ///
@@ -64,7 +64,7 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// Sets the values that changed to those of the first rank, so that all ranks validate and save
+    /// Broadcasts the values that changed from the first rank, so that all ranks validate and save
     /// the same model.
     ///
     /// # Collective

@@ -140,8 +140,8 @@ impl ParallelTraining {
         }
     }
 
-    /// Saves model, optimizer and scheduler to `folder/step-XXXXXXXX`, where the number is that of
-    /// the epoch, when Burn's default strategy says so: the last two epochs and the one with the
+    /// Saves model, optimizer and scheduler to `folder/step-<epoch>`, with the epoch in eight digits,
+    /// when Burn's default strategy says so: the last two epochs and the one with the
     /// lowest validation loss stay. Each rank writes its share, and any layout with tp and dp can
     /// resume: `SupervisedTraining::checkpoint(epoch)`.
     #[must_use]

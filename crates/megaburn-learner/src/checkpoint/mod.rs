@@ -125,7 +125,7 @@ impl Checkpoints {
     /// Saves the epoch if rank 0's strategy says so.
     ///
     /// # Collective
-    /// All ranks; the decision, and that of [`save`].
+    /// All ranks. Rank 0 sends its decision, and then [`save`] sends a few messages.
     pub(crate) fn save<M: Module>(
         &mut self,
         parts: &Parts<M>,

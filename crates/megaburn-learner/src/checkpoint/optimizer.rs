@@ -105,8 +105,9 @@ pub(super) fn saved_optimizer<M>(
     Ok(saved)
 }
 
-/// The part of the full state that a rank's state of `shape` is, if it is known: that of the
-/// parameter, or all of it if the state `is_full` or the parameter is not split.
+/// Returns which part of the full state a rank holds, given the `shape` of the rank's state. The state
+/// is split as the parameter is, unless it `is_full` or the parameter is not split. Returns `None` if
+/// the shape fits neither.
 fn state_spec(
     param: &ShardSpec,
     is_full: bool,

@@ -6,7 +6,7 @@ use rstest::rstest;
 
 use super::program::{BATCH, Net, Program, Seen, batch, close, optimizer, schedule};
 
-/// The items of each step: those of the data-parallel ranks' batches together.
+/// The items that all data-parallel ranks read in each step.
 fn steps(items: u32, dp: u32) -> Vec<Vec<u32>> {
     let shares = (0..dp).map(|rank| items * rank / dp..items * (rank + 1) / dp);
     let shares: Vec<Vec<u32>> = shares.map(Iterator::collect).collect();

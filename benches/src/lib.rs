@@ -33,6 +33,7 @@ pub const PROGRAMS: &[(&str, Program)] = &[
     ("bench-kernel-errors", gpu::errors::main),
     ("bench-kernels", gpu::kernels::main),
     ("bench-layouts", gpu::layouts::main),
+    ("bench-learner", gpu::learner::main),
     ("bench-models", gpu::models::main),
     ("bench-moe", gpu::moe::main),
     ("bench-nccl", gpu::nccl::main),

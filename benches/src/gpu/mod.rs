@@ -10,6 +10,7 @@ pub mod fp8;
 pub mod gemm;
 pub mod kernels;
 pub mod layouts;
+pub mod learner;
 pub mod models;
 pub mod moe;
 pub mod nccl;

@@ -387,7 +387,7 @@ fn splits() -> Result<(), String> {
 }
 
 /// The counts of elements that saturate and underflow, and the largest magnitudes, of the three
-/// matrices of a layer whose scales are those of smaller ones.
+/// matrices of a layer. A scale of a whole matrix is that of a smaller one.
 fn lost_elements() -> Result<(), String> {
     for recipe in recipes() {
         for dtype in [DType::F32, DType::BF16] {
@@ -397,15 +397,19 @@ fn lost_elements() -> Result<(), String> {
             let [x, w, _, dy] = inputs([33, 48, 140], dtype);
             let of = |device: &Device| -> Result<Vec<f32>, String> {
                 let counts = QuantizationCounts::default();
-                let delayed = || {
-                    let amax = DelayedAmax::new(None);
-                    amax.set_derived(Some(Tensor::from_floats([0.75], device)));
-                    AmaxSource::Delayed(amax)
+                // Only a scale of a whole matrix can be that of another one.
+                let source = || match recipe.scaling {
+                    Scaling::Tensor => {
+                        let amax = DelayedAmax::new(None);
+                        amax.set_derived(Some(Tensor::from_floats([0.75], device)));
+                        AmaxSource::Delayed(amax)
+                    }
+                    _ => AmaxSource::default(),
                 };
                 let quantization = LinearQuantization {
-                    input: delayed(),
-                    weight: delayed(),
-                    gradient: delayed(),
+                    input: source(),
+                    weight: source(),
+                    gradient: source(),
                     counts: Some(counts.clone()),
                     ..LinearQuantization::new(recipe)
                 };

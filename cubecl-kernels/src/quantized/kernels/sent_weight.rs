@@ -20,12 +20,12 @@ pub(in crate::quantized) fn packed_weight_kernel(
     let first = ABSOLUTE_POS * 2;
     if first < len {
         let scale = scale_of(amax[0usize], comptime!(LARGEST), power_of_two);
+        let has_second = first + 1 < len;
+        let second = select(has_second, first + 1, first);
         let a = of_bf16(u32::cast_from(x[first])) * scale;
-        let mut b = f32::new(0.0);
-        if first + 1 < len {
-            b = of_bf16(u32::cast_from(x[first + 1])) * scale;
-        }
-        packed[ABSOLUTE_POS] = u16::cast_from(pack(a, b, a, b, false) & 0xffffu32);
+        let b = of_bf16(u32::cast_from(x[second])) * scale;
+        let kept = select(has_second, 0xffffu32, 0xffu32);
+        packed[ABSOLUTE_POS] = u16::cast_from(pack(a, b, a, b, false) & kept);
     }
 }
 

@@ -25,7 +25,10 @@ pub fn local_params(trainer: &Trainer) -> Result<LocalParams, TrainError> {
     let spec = |path: &str| trainer.plan().get(path).unwrap().shard.clone();
     let params = read_params(&trainer.full_model()?).into_iter();
     Ok(params
-        .map(|(path, data)| (path.clone(), data.try_to_vec().unwrap(), spec(&path)))
+        .map(|(path, data)| {
+            let values = data.convert::<f32>().try_to_vec().unwrap();
+            (path.clone(), values, spec(&path))
+        })
         .collect())
 }
 

@@ -5,12 +5,13 @@ same batches. The programs are those of Burn's examples `mnist` and `text-genera
     learner.py --mnist FOLDER --text FILE [--bench ./run bench-learner] [--megaburn ./run megaburn] [--save]
 
 FOLDER holds MNIST's four files, unpacked (train-images-idx3-ubyte, ..). Each strategy runs in processes of its own; memory is
-the largest that nvidia-smi shows on a GPU during the run, less what was there before. An epoch's time is the difference of a
-run of three epochs and a run of one, so that compilation and start do not count.
+the largest that nvidia-smi shows on a GPU during the run, less what was there before. An epoch's time is from the end of the
+validation before it to its last step, as Burn's logs were written; the first epoch, in which kernels are compiled and tuned,
+does not count.
 
 Writes OUT/learner.md, with --save also a section on top of benches/results/learner.md."""
 
-import argparse, datetime, pathlib, shlex, subprocess, sys, threading, time
+import argparse, datetime, pathlib, shlex, statistics, subprocess, sys, threading, time
 
 STRATEGIES = {
     "one": "Burn, one GPU", "ddp": "Burn, `ExecutionStrategy::ddp`", "multi": "Burn, `ExecutionStrategy::multi`",
@@ -37,34 +38,42 @@ class Memory(threading.Thread):
             time.sleep(0.2)
 
 
-def run(program, strategy, epochs, args):
-    """Seconds, MiB and the losses of a run, or the reason why it failed."""
-    folder = args.out / f"{program}-{strategy}-{epochs}"
+def run(program, strategy, args):
+    """Seconds of the run and of an epoch, MiB and the losses of the last epoch; or the reason why it failed."""
+    folder = args.out / f"{program}-{strategy}"
     data = args.mnist if program == "mnist" else args.text
-    command = shlex.split(args.bench) + ["--program", program, "--data", data, "--strategy", strategy, "--epochs", epochs,
+    command = shlex.split(args.bench) + ["--program", program, "--data", data, "--strategy", strategy, "--epochs", args.epochs,
                                          "--dir", folder, "--batch", 128 if program == "mnist" else 64]
+    if args.items:
+        command += ["--items", args.items]
     if strategy == "parallel":
         command = shlex.split(args.megaburn) + ["launch", "--nproc", 2, "--"] + command
     memory = Memory()
     memory.start()
     try:
         ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=args.timeout)
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as error:
+        (args.out / f"{program}-{strategy}.log").write_bytes((error.stdout or b"") + (error.stderr or b""))
         return f"it did not end within {args.timeout} s"
     finally:
         memory.ends = True
         memory.join()
-    (args.out / f"{program}-{strategy}-{epochs}.log").write_text(ended.stdout + ended.stderr)
+    (args.out / f"{program}-{strategy}.log").write_text(ended.stdout + ended.stderr)
     seconds = [line.split("\t")[1] for line in ended.stdout.splitlines() if line.startswith("seconds\t")]
     if ended.returncode or not seconds:
         lines = [line for line in ended.stderr.splitlines() if "panicked" in line or "error" in line.lower()]
         return (lines or ended.stderr.splitlines() or ["no output"])[0][:200]
 
-    def final(split, metric):
-        text = (folder / split / f"epoch-{epochs}" / f"{metric}.log").read_text()
-        return float(next(line for line in text.splitlines() if line.endswith(",final")).removesuffix(",final"))
+    def log(split, epoch):
+        return folder / split / f"epoch-{epoch}" / "Loss.log"
 
-    return float(seconds[0]), memory.peak, final("train", "Loss"), final("valid", "Loss")
+    def final(split):
+        lines = log(split, args.epochs).read_text().splitlines()
+        return float(next(line for line in lines if line.endswith(",final")).removesuffix(",final"))
+
+    written = [(log("valid", epoch - 1).stat().st_mtime, log("train", epoch).stat().st_mtime) for epoch in range(2, args.epochs + 1)]
+    epoch = statistics.median(end - start for start, end in written)
+    return float(seconds[0]), epoch, memory.peak, final("train"), final("valid")
 
 
 def facts():
@@ -88,20 +97,22 @@ def main():
     parser.add_argument("--megaburn", default="./run megaburn")
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/learner"))
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--items", type=int, help="only the first items of the training data")
     parser.add_argument("--timeout", type=int, default=200)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    rows = ["| program | strategy | start and first epoch, s | each further epoch, s | GiB a GPU | loss of epoch 3 | validation loss |",
+    rows = [f"| program | strategy | {args.epochs} epochs, s | an epoch, s | GiB a GPU | loss of the last epoch | validation loss |",
             "|---|---|---:|---:|---:|---:|---:|"]
     for program, data in (("mnist", args.mnist), ("text", args.text)):
         for strategy in args.strategies.split(",") if data else []:
-            first, three = (run(program, strategy, epochs, args) for epochs in (1, 3))
-            if isinstance(three, str) or isinstance(first, str):
-                rows.append(f"| {program} | {STRATEGIES[strategy]} | {three if isinstance(three, str) else first} | | | | |")
+            found = run(program, strategy, args)
+            if isinstance(found, str):
+                rows.append(f"| {program} | {STRATEGIES[strategy]} | {found} | | | | |")
             else:
-                rows.append(f"| {program} | {STRATEGIES[strategy]} | {first[0]:.1f} | {(three[0] - first[0]) / 2:.2f} | "
-                            f"{three[1] / 1024:.2f} | {three[2]:.4f} | {three[3]:.4f} |")
+                seconds, epoch, mib, loss, valid = found
+                rows.append(f"| {program} | {STRATEGIES[strategy]} | {seconds:.1f} | {epoch:.2f} | {mib / 1024:.2f} | {loss:.4f} | {valid:.4f} |")
             print(rows[-1], flush=True)
     section = f"## learner, {datetime.date.today()}\n\n{facts()}\n\n" + "\n".join(rows) + "\n"
     (args.out / "learner.md").write_text(section)

@@ -131,7 +131,10 @@ fn loader(
     // A header of 16 bytes is in front of the images, and one of 8 in front of the classes.
     let (images, classes) = (file("images-idx3")?, file("labels-idx1")?);
     let images = images[16..].chunks_exact(SIZE * SIZE).map(<[u8]>::to_vec);
-    let items: Vec<Item> = images.zip(classes[8..].iter().copied()).collect();
+    let mut items: Vec<Item> = images.zip(classes[8..].iter().copied()).collect();
+    if let Some(num) = args.items.filter(|_| seed.is_some()) {
+        items.truncate(num);
+    }
     let mut builder = DataLoaderBuilder::new(Images)
         .batch_size(args.batch_of_gpu())
         .num_workers(2);

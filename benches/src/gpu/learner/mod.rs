@@ -51,6 +51,9 @@ struct LearnerArgs {
     /// Number of passes over the data.
     #[arg(long, default_value_t = 3)]
     epochs: usize,
+    /// Only the first items of the training data.
+    #[arg(long, value_name = "NUM")]
+    items: Option<usize>,
     /// Where Burn writes its logs, from which losses are read.
     #[arg(long, value_name = "FOLDER")]
     dir: PathBuf,

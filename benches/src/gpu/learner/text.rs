@@ -114,6 +114,7 @@ pub(super) fn train(
     let text = bytes(args.data.clone())?;
     let items: Vec<Vec<u8>> = text.chunks_exact(SEQ_LEN + 1).map(<[u8]>::to_vec).collect();
     let (train, valid) = items.split_at(items.len() / 20 * 19);
+    let train = &train[..args.items.unwrap_or(train.len()).min(train.len())];
     let loader = |items: &[Vec<u8>], seed: Option<u64>| -> Arc<dyn DataLoader<_>> {
         let mut builder = DataLoaderBuilder::new(Sequences)
             .batch_size(args.batch_of_gpu())

@@ -1,9 +1,15 @@
-use burn::{config::Config, module::Module, tensor::Tensor};
+use burn::{
+    config::Config,
+    module::{Content, DisplaySettings, Module, ModuleDisplay},
+    tensor::Tensor,
+};
 use megaburn_collective::Group;
 use megaburn_kernels::{DropoutKey, dropout};
 use megaburn_mesh::{PositionRng, Purpose, Zigzag};
 
-use crate::{error::ParallelError, shards::Sharded, stretches::stretches, tokens::TokenBlock};
+use crate::{
+    display::one_line, error::ParallelError, shards::Sharded, stretches::stretches, tokens::TokenBlock,
+};
 
 /// Configuration of a [`ParallelDropout`].
 #[derive(Config, Debug)]
@@ -53,6 +59,7 @@ pub(crate) fn check(layer: &'static str, name: &str, prob: f64) -> Result<(), Pa
 /// # Collective
 /// None.
 #[derive(Module, Sharded, Debug)]
+#[module(custom_display)]
 pub struct ParallelDropout {
     #[module(skip)]
     config: ParallelDropoutConfig,
@@ -115,5 +122,18 @@ impl ParallelDropout {
         } else {
             Tensor::cat(dropped, 0)
         }
+    }
+}
+
+impl ModuleDisplay for ParallelDropout {
+    fn custom_settings(&self) -> Option<DisplaySettings> {
+        one_line()
+    }
+
+    fn custom_content(&self, content: Content) -> Option<Content> {
+        content
+            .add("prob", &self.config.prob)
+            .add("ranks", &self.group.size())
+            .optional()
     }
 }

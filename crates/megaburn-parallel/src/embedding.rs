@@ -1,6 +1,6 @@
 use burn::{
     config::Config,
-    module::{Module, Param},
+    module::{Content, DisplaySettings, Module, ModuleDisplay, Param},
     nn::{self, Initializer},
     prelude::{Device, Int},
     tensor::Tensor,
@@ -13,6 +13,7 @@ use megaburn_mesh::{Axis, ShardSpec, pad_vocab};
 use crate::{
     adapters::{is_adapted, weight_value},
     cross_entropy::CrossEntropy,
+    display::one_line,
     error::ParallelError,
     init::{InitDraw, named},
     linear::column_input,
@@ -104,6 +105,7 @@ impl VocabParallelEmbeddingConfig {
 /// Forward: one all-reduce (with sequence parallelism one reduce-scatter). Backward: none (one
 /// all-gather).
 #[derive(Module, Debug)]
+#[module(custom_display)]
 pub struct VocabParallelEmbedding {
     /// This rank's rows, `[padded vocabulary / n, d_model]`.
     pub weight: Param<Tensor<2>>,
@@ -345,5 +347,25 @@ impl Sharded for VocabParallelEmbedding {
 
     fn parallelize(&mut self, layers: &mut Layers<'_>) {
         layers.split(self);
+    }
+}
+
+impl ModuleDisplay for VocabParallelEmbedding {
+    fn custom_settings(&self) -> Option<DisplaySettings> {
+        one_line()
+    }
+
+    fn custom_content(&self, content: Content) -> Option<Content> {
+        let [n_embedding, d_model] = [0, 1].map(|dim| self.rows.spec.global_shape[dim]);
+        let split = match self.rows.copied_on {
+            Some(_) => "none",
+            None => "tokens",
+        };
+        content
+            .add("n_embedding", &n_embedding)
+            .add("d_model", &d_model)
+            .add("split", &split.to_owned())
+            .add("ranks", &self.holders().size())
+            .optional()
     }
 }

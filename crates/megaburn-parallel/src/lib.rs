@@ -47,6 +47,7 @@ mod adapters;
 mod attention;
 mod context;
 mod cross_entropy;
+mod display;
 mod dropout;
 mod embedding;
 mod encoder_rows;

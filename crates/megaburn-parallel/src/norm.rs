@@ -1,6 +1,6 @@
 use burn::{
     config::Config,
-    module::{Module, Param},
+    module::{Content, DisplaySettings, Module, ModuleDisplay, Param},
     nn::Initializer,
     prelude::Device,
     tensor::Tensor,
@@ -14,6 +14,7 @@ use megaburn_kernels::{
 use megaburn_mesh::{FusedPart, ShardSpec};
 
 use crate::{
+    display::one_line,
     error::ParallelError,
     recomputable::Recomputable,
     replica::Replica,
@@ -126,6 +127,7 @@ impl NormConfig {
 ///
 /// If the dimension is split: one all-reduce of the sums of each row, forward and backward.
 #[derive(Module, Debug)]
+#[module(custom_display)]
 pub struct Norm {
     /// The scale, `[d_model]`.
     pub gamma: Param<Tensor<1>>,
@@ -278,5 +280,29 @@ impl Sharded for Norm {
         if let Some(beta) = &self.beta {
             plan.vector("beta", &self.spec(beta), of_beta);
         }
+    }
+}
+
+impl ModuleDisplay for Norm {
+    fn custom_settings(&self) -> Option<DisplaySettings> {
+        one_line()
+    }
+
+    fn custom_content(&self, content: Content) -> Option<Content> {
+        let kind = match self.kind {
+            NormKind::Rms => "rms",
+            NormKind::Layer => "layer",
+        };
+        let split = match self.split_over_ranks() {
+            Some(_) => "features",
+            None => "none",
+        };
+        content
+            .add("kind", &kind.to_owned())
+            .add("d_model", &self.spec(&self.gamma).global_shape[0])
+            .add("epsilon", &self.epsilon)
+            .add("split", &split.to_owned())
+            .add("ranks", &self.replica.group().size())
+            .optional()
     }
 }

@@ -19,6 +19,11 @@ impl Replica {
         }
     }
 
+    /// The ranks that hold the parameter.
+    pub(crate) fn group(&self) -> &Group {
+        &self.group
+    }
+
     /// Returns the parameter's use where every rank sees all rows.
     pub(crate) fn with_all_rows(self) -> Self {
         Self {

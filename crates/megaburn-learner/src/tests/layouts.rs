@@ -1,7 +1,11 @@
 //! Every layout trains as one rank does.
 
-use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::{
+    grad_clipping::GradientClipping,
+    optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig},
+};
 use megaburn_collective::{Group, ProcessGroups};
+use megaburn_optim::ShardedOptimizer;
 use rstest::rstest;
 
 use super::program::{BATCH, Net, Program, Seen, batch, close, optimizer, schedule};
@@ -23,9 +27,17 @@ fn steps(items: u32, dp: u32) -> Vec<Vec<u32>> {
 
 /// The program as a plain loop with Burn's optimizer. Returns the probe and the mean loss of each step.
 fn reference(program: &Program<'_>, dp: u32) -> (Vec<f32>, Vec<f32>) {
+    reference_by(optimizer(), program, dp)
+}
+
+fn reference_by(
+    mut optimizer: ModuleOptimizer,
+    program: &Program<'_>,
+    dp: u32,
+) -> (Vec<f32>, Vec<f32>) {
     let mut net = Net::known(&Group::single(0));
     let device = burn::prelude::Device::flex().autodiff();
-    let (mut optimizer, mut schedule) = (optimizer(), schedule());
+    let mut schedule = schedule();
     let mut losses = Vec::new();
     for _ in 0..program.epochs {
         let steps = steps(program.train, dp);
@@ -97,6 +109,37 @@ fn a_layout_trains_as_one_rank(
     let (expected, _) = reference(&program, dp);
     for probe in program.probes(layout) {
         close(&probe, &expected, layout);
+    }
+}
+
+#[rstest]
+fn gradients_clipped_by_a_sharded_optimizer_train_as_on_one_rank(
+    #[values("tp1", "tp2", "tp4", "tp2-dp2")] layout: &str,
+) {
+    // Less than the norms of parameters that are split and of those that are not.
+    let by_norm = GradientClipping::Norm(0.05);
+    let sgd = || SgdConfig::new().build();
+    let dir = tempfile::tempdir().unwrap();
+    let program = Program::new(dir.path());
+    let dp = layout.parse::<megaburn_mesh::Layout>().unwrap().dp as u32;
+    let clipping = ModuleOptimizer::from(sgd()).with_grad_clipping(by_norm.clone());
+    let (expected, _) = reference_by(clipping, &program, dp);
+    let (unclipped, _) = reference_by(sgd().into(), &program, dp);
+    let moved = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-2;
+    let are_clipped = expected.iter().zip(&unclipped).any(moved);
+    assert!(are_clipped, "{expected:?} {unclipped:?}");
+
+    let ranks = program.run(layout, |program, groups| {
+        let optimizer = ShardedOptimizer::new(sgd()).with_grad_clipping(by_norm.clone());
+        let net = Net::known(&groups.tp);
+        let result =
+            program
+                .parallel(groups)
+                .launch(program.training(), net, optimizer, schedule())?;
+        Ok(result.model.probe())
+    });
+    for probe in ranks {
+        close(&probe.unwrap(), &expected, layout);
     }
 }
 

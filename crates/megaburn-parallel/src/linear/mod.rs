@@ -1,4 +1,5 @@
 mod config;
+mod display;
 mod parallelized;
 mod precision;
 mod quantized;
@@ -72,6 +73,7 @@ use crate::{
 /// are then quantised first, and their all-gathers send a byte an element
 /// ([`fp8_sequence_gather`](LinearPrecision::fp8_sequence_gather)).
 #[derive(Module, Debug)]
+#[module(custom_display)]
 pub struct ParallelLinear {
     /// This rank's shard of the weight, `[d_input, d_output / n]` or `[d_input / n, d_output]`.
     pub weight: Param<Tensor<2>>,

@@ -104,6 +104,7 @@ impl ReplicatedLinearConfig {
 /// Forward: none. Backward: with sequence parallelism one all-reduce of the gradients of weight and
 /// bias, because each rank sees its own tokens only.
 #[derive(Module, Debug)]
+#[module(custom_display)]
 pub struct ReplicatedLinear {
     /// The weight, `[d_input, d_output]`.
     pub weight: Param<Tensor<2>>,

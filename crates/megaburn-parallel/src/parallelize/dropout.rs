@@ -3,12 +3,19 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use burn::{module::Module, nn::Dropout, tensor::Tensor};
+use burn::{
+    module::{Content, DisplaySettings, Module, ModuleDisplay},
+    nn::Dropout,
+    tensor::Tensor,
+};
 use megaburn_kernels::{DropoutKey, dropout};
 use megaburn_mesh::{PositionRng, Purpose};
 
 use super::layers::Layers;
-use crate::shards::{PlanBuilder, Sharded};
+use crate::{
+    display::one_line,
+    shards::{PlanBuilder, Sharded},
+};
 
 /// Burn's `Dropout` in a module that [`parallelize`](super::parallelize) splits, for activations
 /// that are the same on all ranks: those outside of the split between a column and a row. All ranks
@@ -23,6 +30,7 @@ use crate::shards::{PlanBuilder, Sharded};
 /// # Collective
 /// None; all ranks call it equally often.
 #[derive(Module, Debug)]
+#[module(custom_display)]
 pub struct ReplicatedDropout {
     /// Burn's layer, which draws the elements before `parallelize`.
     pub dropout: Dropout,
@@ -84,5 +92,15 @@ impl Sharded for ReplicatedDropout {
                 calls: Arc::default(),
             });
         });
+    }
+}
+
+impl ModuleDisplay for ReplicatedDropout {
+    fn custom_settings(&self) -> Option<DisplaySettings> {
+        one_line()
+    }
+
+    fn custom_content(&self, content: Content) -> Option<Content> {
+        content.add("prob", &self.dropout.prob).optional()
     }
 }

@@ -10,16 +10,15 @@ use super::{
 use crate::error::ParallelError;
 
 /// Refuses a column split whose output nothing sums, and a row split whose input nothing splits.
-/// The two stand in one module, such as an MLP or an attention.
+/// The two stand in one module, such as an MLP or an attention, or one of them in a module of that
+/// module, such as the gated unit of an MLP.
 pub(super) fn check_pairs(rules: &BTreeMap<String, Rule>) -> Result<(), ParallelError> {
     for (path, rule) in rules {
-        let other = match rule.style {
-            Style::Column => Style::Row,
-            Style::Row => Style::Column,
-            Style::ColumnGathered | Style::Vocabulary | Style::Whole => continue,
-        };
+        if !PAIR.contains(&rule.style) {
+            continue;
+        }
         let module = of_module(path);
-        if has_style(rules, module, other) {
+        if has_pair(rules, pair_module(rules, module)) {
             continue;
         }
         let place = shown(module);
@@ -48,13 +47,9 @@ pub(super) fn check_siblings(
     layers: &[Layer],
 ) -> Result<(), ParallelError> {
     for Layer { path, kind } in layers {
-        let module = of_module(path);
         let is_free = matches!(kind, Kind::Linear) && !rules.contains_key(path);
-        if is_free
-            && [Style::Column, Style::Row]
-                .iter()
-                .all(|style| has_style(rules, module, *style))
-        {
+        let module = pair_module(rules, of_module(path));
+        if is_free && has_pair(rules, module) {
             let place = shown(module);
             return refuse(
                 path,
@@ -73,6 +68,31 @@ pub(super) fn check_siblings(
 /// The path of the module that has a layer.
 fn of_module(path: &str) -> &str {
     path.rsplit_once('.').map_or("", |(module, _)| module)
+}
+
+/// The styles that pair.
+const PAIR: [Style; 2] = [Style::Column, Style::Row];
+
+/// The module whose layers pair with those of a module: the one around it if it has half of a pair.
+fn pair_module<'a>(rules: &BTreeMap<String, Rule>, module: &'a str) -> &'a str {
+    let is_half = PAIR.iter().any(|style| has_style(rules, module, *style)) && !has_pair(rules, module);
+    if is_half { of_module(module) } else { module }
+}
+
+/// Whether a module has both styles. A module of it that has half of a pair counts for one of them.
+fn has_pair(rules: &BTreeMap<String, Rule>, module: &str) -> bool {
+    let has_half = |inner: &str, style| {
+        let is_inner = !inner.is_empty() && of_module(inner) == module;
+        is_inner && has_style(rules, inner, style) && !has_pair(rules, inner)
+    };
+    let [column, row] = PAIR.map(|style| has_style(rules, module, style));
+    let mut inner = rules.keys().map(|path| of_module(path));
+    match (column, row) {
+        (true, true) => true,
+        (true, false) => inner.any(|inner| has_half(inner, Style::Row)),
+        (false, true) => inner.any(|inner| has_half(inner, Style::Column)),
+        (false, false) => false,
+    }
 }
 
 /// Whether a layer of a module has a style.

@@ -101,7 +101,7 @@ impl PlanBuilder {
         let prefix = self.join(field);
         for (path, shape) in shapes(module) {
             let shard = ShardSpec::whole(&shape, Axis::Tp, group.rank(), group.size());
-            let path = format!("{prefix}.{path}");
+            let path = under(&prefix, &path);
             if shape.len() == 2 {
                 self.adaptable.push((path.clone(), group.clone()));
             }
@@ -115,7 +115,7 @@ impl PlanBuilder {
         let prefix = self.join(field);
         let of_module = shapes(module).into_iter();
         self.copies
-            .extend(of_module.map(|(path, shape)| (format!("{prefix}.{path}"), shape)));
+            .extend(of_module.map(|(path, shape)| (under(&prefix, &path), shape)));
     }
 
     /// Records a group that splits or copies a layer. The largest is the module's.
@@ -178,5 +178,15 @@ impl PlanBuilder {
     fn join(&self, field: &str) -> String {
         let prefix = self.path.iter().map(|part| format!("{part}."));
         format!("{}{field}", prefix.collect::<String>())
+    }
+}
+
+/// The path of a parameter of the module at `prefix`. A parameter that is a field itself has no path
+/// in it.
+fn under(prefix: &str, path: &str) -> String {
+    if path.is_empty() {
+        prefix.into()
+    } else {
+        format!("{prefix}.{path}")
     }
 }

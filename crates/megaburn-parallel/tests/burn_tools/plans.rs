@@ -1,9 +1,10 @@
 //! Plans that do not fit a model are refused by name.
 
 use burn::{
-    module::Module,
+    module::{Module, Param},
     nn::{LayerNorm, LayerNormConfig, LinearConfig},
     prelude::Device,
+    tensor::{Tensor, activation::silu},
 };
 use megaburn_collective::{Group, GroupOptions, GroupShards, run_threads};
 use megaburn_parallel::{
@@ -162,4 +163,80 @@ fn the_group_of_a_field_becomes_that_of_the_layers() {
         Ok::<_, ParallelError>(net.group.size())
     });
     assert!(found.into_iter().all(|size| size.unwrap() == 2));
+}
+
+/// A gated unit that is a module of its own, as Burn's `SwiGlu` is.
+#[derive(Module, Sharded, Debug)]
+struct Unit {
+    gate: ParallelLinear,
+    up: ParallelLinear,
+}
+
+#[derive(Module, Sharded, Debug)]
+struct Gated {
+    unit: Unit,
+    down: ParallelLinear,
+    /// A parameter that is a field itself.
+    #[sharded(replicated)]
+    scale: Param<Tensor<1>>,
+}
+
+impl Gated {
+    fn new() -> Self {
+        let device = Device::flex();
+        let linear = |from, to| LinearConfig::new(from, to).init(&device).into();
+        Self {
+            unit: Unit {
+                gate: linear(3, 8),
+                up: linear(3, 8),
+            },
+            down: linear(8, 3),
+            scale: Param::from_tensor(Tensor::from_floats([0.5, 1.0, 2.0], &device)),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let gate = silu(self.unit.gate.forward(x.clone()));
+        let y = self.down.forward(gate * self.unit.up.forward(x));
+        y * self.scale.val().unsqueeze()
+    }
+}
+
+#[test]
+fn a_row_pairs_with_the_columns_of_a_module_inside() {
+    let net = Gated::new();
+    let x = Tensor::<2>::from_floats([[0.1, -0.4, 0.9], [1.2, 0.3, -0.5]], &Device::flex());
+    let expected = net.forward(x.clone()).into_data();
+    let plan = ParallelPlan::new().column("unit.{gate,up}").row("down");
+    for found in run_threads(4, GroupOptions::default(), |group| {
+        let net = parallelize(net.clone(), &plan, &group)?;
+        let scale = shard_plan(&net)?.get("scale").unwrap().shard.clone();
+        assert_eq!((scale.global_shape, scale.pieces[0].replicas), (vec![3], 4));
+        Ok::<_, ParallelError>(net.forward(x.clone()).into_data())
+    }) {
+        let found = found.unwrap();
+        found.assert_approx_eq::<f32>(&expected, Default::default());
+    }
+}
+
+#[rstest]
+#[case::no_row(
+    ParallelPlan::new().column("unit.{gate,up}"),
+    "`unit.gate`: a column split leaves its output split, and `unit` has no row split"
+)]
+#[case::no_column(
+    ParallelPlan::new().row("down"),
+    "`down`: a row split takes a split input, and the module has no column split"
+)]
+#[case::half_of_the_unit(
+    ParallelPlan::new().column("unit.up").row("down"),
+    "`unit.gate`: no pattern matches it, and the module has a column split and a row split"
+)]
+fn half_of_a_pair_with_a_module_inside_is_refused(
+    #[case] plan: ParallelPlan,
+    #[case] expected: &str,
+) {
+    let error = parallelize(Gated::new(), &plan, &Group::single(0));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
 }

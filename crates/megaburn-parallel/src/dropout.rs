@@ -8,7 +8,8 @@ use megaburn_kernels::{DropoutKey, dropout};
 use megaburn_mesh::{PositionRng, Purpose, Zigzag};
 
 use crate::{
-    display::one_line, error::ParallelError, shards::Sharded, stretches::stretches, tokens::TokenBlock,
+    display::one_line, error::ParallelError, shards::Sharded, stretches::stretches,
+    tokens::TokenBlock,
 };
 
 /// Configuration of a [`ParallelDropout`].

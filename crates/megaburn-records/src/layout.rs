@@ -90,6 +90,13 @@ impl Layout {
         names.join(".")
     }
 
+    /// Whether a file may have a tensor that no module of Burn's has: PyTorch's batch norms count
+    /// their batches.
+    pub(crate) fn ignores(self, name: &str) -> bool {
+        let last = name.rsplit('.').next();
+        self == Self::Torch && last == Some("num_batches_tracked")
+    }
+
     /// Whether the tensor is the transposed parameter.
     pub(crate) fn transposes(self, place: &Place, dims: usize) -> bool {
         let is_weight = place.names.last().is_some_and(|name| name == "weight");

@@ -20,7 +20,8 @@ use crate::{
 
 /// Reads the tensors of a full module from a store of `burn-store` into this rank's shards. Names
 /// are those after the store's key remapping; its filters and adapters do not apply, because
-/// `layout` says how its tensors are stored. Parameters take the element type and, if the store
+/// `layout` says how its tensors are stored. In PyTorch's, the `num_batches_tracked` of batch norms
+/// is ignored. Parameters take the element type and, if the store
 /// has them, the identities (`ParamId`) of its tensors, as Burn's own `load_from` does.
 ///
 /// One tensor is held in full at a time, and less where a part is one range of a file.
@@ -96,7 +97,7 @@ fn check(
     let names: HashMap<_, _> = targets.iter().map(|target| (&target.name, ())).collect();
     let unexpected: Vec<_> = tensors
         .values()
-        .filter(|tensor| !names.contains_key(&tensor.name))
+        .filter(|tensor| !names.contains_key(&tensor.name) && !layout.ignores(&tensor.name))
         .collect();
     if let Some(first) = unexpected.first() {
         return Err(RecordsError::Unexpected {

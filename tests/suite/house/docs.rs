@@ -97,7 +97,7 @@ fn ci_checks_the_oldest_rust() {
 }
 
 /// Code without indentation, doc comment markers and the lines that rustdoc hides.
-fn bare(code: &str) -> String {
+pub(crate) fn bare(code: &str) -> String {
     let lines = code.lines().map(|line| {
         let line = line.trim();
         let marks = ["//!", "///"];

@@ -47,7 +47,7 @@ fn a_learner_program_changes_a_few_lines_to_train_in_parallel() {
 
 /// The number of lines that both have in the same order: the length of their longest common
 /// subsequence.
-fn num_common(a: &[&str], b: &[&str]) -> usize {
+pub(super) fn num_common(a: &[&str], b: &[&str]) -> usize {
     let mut row = vec![0; b.len() + 1];
     for line in a {
         let mut diagonal = 0;

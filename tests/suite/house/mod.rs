@@ -10,6 +10,7 @@ mod manifests;
 pub(crate) mod outside;
 mod own_family;
 mod own_model;
+mod ports;
 pub(crate) mod rules;
 pub(crate) mod stale;
 pub(crate) mod task_pool;

@@ -1,7 +1,8 @@
 //! A Burn user's own crate, outside the workspace, with Burn's default features: that of
 //! A Burn user's own crate, outside the workspace, with Burn's default features: that of
 //! `examples/own_family`, which also gets the programs `examples/parallel_linear.rs`,
-//! `examples/parallelize.rs`, `examples/own_model.rs` and those of `examples/learner`.
+//! `examples/parallelize.rs`, `examples/own_model.rs` and those of `examples/learner` and
+//! `examples/ports`.
 
 use std::{
     fs,
@@ -10,7 +11,7 @@ use std::{
     sync::OnceLock,
 };
 
-use toml::Table;
+use toml::{Table, Value};
 
 /// The crates whose code is compiled a second time, by the beginning of their names: Burn, because
 /// its default features are other ones, and what depends on it.
@@ -40,7 +41,12 @@ fn build() -> PathBuf {
     // Use the lock file of the workspace, so that the same crates are used, which are already
     // downloaded.
     fs::copy(root.join("Cargo.lock"), here.join("Cargo.lock")).unwrap();
-    fs::create_dir_all(here.join("src/bin")).unwrap();
+    fs::create_dir_all(here.join("src/bin/ports")).unwrap();
+    for file in fs::read_dir(root.join("examples/ports/src")).unwrap() {
+        let file = file.unwrap();
+        let to = here.join("src/bin/ports").join(file.file_name());
+        fs::copy(file.path(), to).unwrap();
+    }
     for (from, to) in [
         ("own_family/src/main.rs", "main.rs"),
         ("own_model.rs", "bin/own_model.rs"),
@@ -79,7 +85,6 @@ fn manifest(root: &Path) -> String {
             .unwrap()
     };
     let mut manifest = read("examples/own_family/Cargo.toml");
-    let learner = read("examples/learner/Cargo.toml");
     let mut profile = read("Cargo.toml").remove("profile").unwrap();
     let packages = profile["dev"]["package"].as_table_mut().unwrap();
     for package in read("Cargo.lock")["package"].as_array().unwrap() {
@@ -90,9 +95,27 @@ fn manifest(root: &Path) -> String {
     }
     manifest.insert("profile".to_owned(), profile);
     let dependencies = manifest["dependencies"].as_table_mut().unwrap();
-    dependencies.extend(learner["dependencies"].as_table().unwrap().clone());
+    for other in ["examples/learner/Cargo.toml", "examples/ports/Cargo.toml"] {
+        add_features(dependencies, &read(other));
+    }
     dependencies.extend(SHARED.parse::<Table>().unwrap());
     manifest.to_string()
+}
+
+/// Adds the features that another manifest enables of dependencies that both have.
+fn add_features(dependencies: &mut Table, other: &Table) {
+    for (name, of_other) in other["dependencies"].as_table().unwrap() {
+        let dependency = dependencies[name].as_table_mut().unwrap();
+        let features = dependency
+            .entry("features")
+            .or_insert(Value::Array(Vec::new()));
+        let features = features.as_array_mut().unwrap();
+        for feature in of_other["features"].as_array().unwrap() {
+            if !features.contains(feature) {
+                features.push(feature.clone());
+            }
+        }
+    }
 }
 
 #[test]

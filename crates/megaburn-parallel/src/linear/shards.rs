@@ -1,4 +1,5 @@
 use megaburn_collective::Group;
+use megaburn_mesh::Axis;
 
 use super::{ParallelLinear, Split};
 use crate::{
@@ -25,7 +26,10 @@ impl Sharded for ParallelLinear {
         let of_layer = &self.plan;
         let group = self.holders();
         plan.drawn_from(of_layer.config.path.as_deref());
-        plan.of_group(group);
+        // The ranks that split an expert may be others than those that split the module.
+        if of_layer.config.axis == Axis::Tp {
+            plan.of_group(group);
+        }
         plan.matrix("weight", &of_layer.weight_spec, self.main_grad());
         plan.adapter("weight", &self.weight, group);
         if let Some(spec) = &of_layer.bias_spec {

@@ -75,7 +75,8 @@ const PAIR: [Style; 2] = [Style::Column, Style::Row];
 
 /// The module whose layers pair with those of a module: the one around it if it has half of a pair.
 fn pair_module<'a>(rules: &BTreeMap<String, Rule>, module: &'a str) -> &'a str {
-    let is_half = PAIR.iter().any(|style| has_style(rules, module, *style)) && !has_pair(rules, module);
+    let is_half =
+        PAIR.iter().any(|style| has_style(rules, module, *style)) && !has_pair(rules, module);
     if is_half { of_module(module) } else { module }
 }
 

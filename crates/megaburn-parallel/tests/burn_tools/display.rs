@@ -9,8 +9,9 @@ use megaburn_collective::{Group, GroupOptions, run_threads};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     Norm, NormConfig, ParallelDropout, ParallelDropoutConfig, ParallelError, ParallelLinear,
-    ParallelLinearConfig, ParallelPlan, ReplicatedDropout, ReplicatedLinear, ReplicatedLinearConfig,
-    Sharded, VocabParallelEmbedding, VocabParallelEmbeddingConfig, parallelize,
+    ParallelLinearConfig, ParallelPlan, ReplicatedDropout, ReplicatedLinear,
+    ReplicatedLinearConfig, Sharded, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
+    parallelize,
 };
 
 /// Layers that are built with a group.
@@ -37,7 +38,8 @@ impl Built {
             up: up.init(group, &device)?,
             down: down.with_name("down").init(group, &device)?,
             gate: gate.init(group, &device)?,
-            dropout: ParallelDropoutConfig::new(0.1, "dropout".into()).init(group, Zigzag::WHOLE)?,
+            dropout: ParallelDropoutConfig::new(0.1, "dropout".into())
+                .init(group, Zigzag::WHOLE)?,
         })
     }
 }

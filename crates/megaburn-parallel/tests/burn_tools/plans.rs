@@ -7,6 +7,7 @@ use burn::{
     tensor::{Tensor, activation::silu},
 };
 use megaburn_collective::{Group, GroupOptions, GroupShards, run_threads};
+use megaburn_mesh::Axis;
 use megaburn_parallel::{
     Norm, NormConfig, ParallelError, ParallelLinear, ParallelLinearConfig, ParallelPlan, Sharded,
     parallelize, shard_plan,
@@ -239,4 +240,36 @@ fn half_of_a_pair_with_a_module_inside_is_refused(
     let error = parallelize(Gated::new(), &plan, &Group::single(0));
     let error = error.unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
+}
+
+/// A dense layer and one of an expert, which more ranks split.
+#[derive(Module, Sharded, Debug)]
+struct WithExpert {
+    dense: ParallelLinear,
+    expert: ParallelLinear,
+    #[sharded(replicated)]
+    norm: LayerNorm,
+}
+
+#[test]
+fn copies_are_held_by_the_group_of_dense_layers() {
+    let device = Device::flex();
+    let found = run_threads(4, GroupOptions::default(), |etp| {
+        let first = etp.rank() / 2 * 2;
+        let tp = etp.subgroup("tp", &[first, first + 1]).unwrap();
+        let column = |name| ParallelLinearConfig::column(4, 8).with_name(name);
+        let expert = column("expert").with_axis(Axis::Etp);
+        let net = WithExpert {
+            dense: column("dense").init(&tp, &device)?,
+            expert: expert.init(&etp, &device)?,
+            norm: LayerNormConfig::new(4).init(&device),
+        };
+        let gamma = shard_plan(&net)?.get("norm.gamma").unwrap().shard.clone();
+        Ok::<_, ParallelError>((gamma.axis, gamma.pieces[0].replicas))
+    });
+    assert!(
+        found
+            .into_iter()
+            .all(|copies| copies.unwrap() == (Axis::Tp, 2))
+    );
 }

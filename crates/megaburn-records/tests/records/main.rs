@@ -1,6 +1,7 @@
 //! Files and records of plain modules, in and out of shards.
 
 mod column_major;
+mod counted;
 mod modules;
 
 use std::{

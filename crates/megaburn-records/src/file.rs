@@ -88,6 +88,10 @@ impl RecordFile {
 
     /// Writes the full module, gathered tensor by tensor to rank 0, which writes the file.
     ///
+    /// The file takes its name when it is complete. With data parallelism each tensor-parallel group
+    /// has the same module: let the one whose data-parallel rank is 0 save it. If several groups
+    /// write with [`with_overwrite`](Self::with_overwrite), the file is that of one of them.
+    ///
     /// # Errors
     /// On every rank, if rank 0 cannot write the file; `group` is not the group that splits the
     /// module. See also [`CollectiveError`](megaburn_collective::CollectiveError).

@@ -3,6 +3,7 @@
 mod column_major;
 mod counted;
 mod modules;
+mod replicas;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

@@ -1,6 +1,6 @@
 use burn::module::{Content, DisplaySettings, ModuleDisplay};
 
-use super::{ParallelLinear, ReplicatedLinear, Split};
+use super::{ParallelLinear, Split};
 use crate::display::one_line;
 
 impl ModuleDisplay for ParallelLinear {
@@ -21,22 +21,6 @@ impl ModuleDisplay for ParallelLinear {
             .add("bias", &self.bias.is_some())
             .add("split", &split.to_owned())
             .add("ranks", &self.holders().size())
-            .optional()
-    }
-}
-
-impl ModuleDisplay for ReplicatedLinear {
-    fn custom_settings(&self) -> Option<DisplaySettings> {
-        one_line()
-    }
-
-    fn custom_content(&self, content: Content) -> Option<Content> {
-        let [d_input, d_output] = self.weight.lazy_shape().dims();
-        content
-            .add("d_input", &d_input)
-            .add("d_output", &d_output)
-            .add("bias", &self.bias.is_some())
-            .add("ranks", &self.plan.group.size())
             .optional()
     }
 }

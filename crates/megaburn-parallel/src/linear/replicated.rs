@@ -1,6 +1,6 @@
 use burn::{
     config::Config,
-    module::{Module, Param},
+    module::{Content, DisplaySettings, Module, ModuleDisplay, Param},
     nn::Initializer,
     prelude::Device,
     tensor::Tensor,
@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     adapters::{is_adapted, weight_value},
+    display::one_line,
     error::ParallelError,
     init::{InitDraw, named},
     recomputable::Recomputable,
@@ -209,5 +210,21 @@ impl Sharded for ReplicatedLinear {
             plan.vector("bias", &self.plan.replica.spec(bias), self.bias_grad());
         }
         plan.quantized(self.plan.quantized.as_ref());
+    }
+}
+
+impl ModuleDisplay for ReplicatedLinear {
+    fn custom_settings(&self) -> Option<DisplaySettings> {
+        one_line()
+    }
+
+    fn custom_content(&self, content: Content) -> Option<Content> {
+        let [d_input, d_output] = self.weight.lazy_shape().dims();
+        content
+            .add("d_input", &d_input)
+            .add("d_output", &d_output)
+            .add("bias", &self.bias.is_some())
+            .add("ranks", &self.plan.group.size())
+            .optional()
     }
 }

@@ -1,7 +1,7 @@
 //! PyTorch's batch norms count their batches, in a tensor that Burn's have not.
 
 use burn::{
-    module::{Module, Param},
+    module::{Module, Param, ParamId},
     nn,
     prelude::{Device, Int},
     tensor::Tensor,
@@ -37,7 +37,10 @@ fn the_number_of_batches_is_ignored_in_pytorchs_layout_only() {
     let given = Given {
         up: nn::LinearConfig::new(3, 4).init(&device),
         norm: Counter {
-            num_batches_tracked: Param::from_tensor(Tensor::from_ints([7], &device)),
+            num_batches_tracked: Param::initialized(
+                ParamId::new(),
+                Tensor::from_ints([7], &device),
+            ),
         },
     };
     let store = SafetensorsStore::from_file(&file).with_to_adapter(BurnToPyTorchAdapter);

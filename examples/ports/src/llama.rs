@@ -25,17 +25,43 @@ pub struct LlamaConfig {
     pub num_key_value_heads: usize,
     pub max_position_embeddings: usize,
     pub rms_norm_eps: f64,
-    pub rope_parameters: RopeConfig,
+    /// Where older files have the base of the frequencies.
+    pub rope_theta: Option<f32>,
+    pub rope_scaling: Option<RopeConfig>,
+    pub rope_parameters: Option<RopeConfig>,
 }
 
 /// The rotary positions of a model.
 #[derive(Config, Debug)]
 pub struct RopeConfig {
-    pub rope_theta: f32,
-    pub rope_type: String,
+    pub rope_theta: Option<f32>,
+    pub rope_type: Option<String>,
 }
 
 impl LlamaConfig {
+    fn rope_theta(&self) -> f32 {
+        let of_rope = self
+            .rope_parameters
+            .as_ref()
+            .and_then(|rope| rope.rope_theta);
+        of_rope.or(self.rope_theta).unwrap_or(10_000.0)
+    }
+
+    /// Refuses frequencies that are scaled.
+    fn check(&self) -> Result<(), Box<dyn Error>> {
+        let ropes = [&self.rope_parameters, &self.rope_scaling];
+        for rope_type in ropes
+            .into_iter()
+            .flatten()
+            .filter_map(|rope| rope.rope_type.as_ref())
+        {
+            if rope_type != "default" {
+                return Err(format!("rope_type `{rope_type}` is not known; use `default`").into());
+            }
+        }
+        Ok(())
+    }
+
     fn head_dim(&self) -> usize {
         self.hidden_size / self.num_attention_heads
     }
@@ -44,7 +70,7 @@ impl LlamaConfig {
     pub fn init(&self, device: &Device) -> Llama {
         let layers = (0..self.num_hidden_layers).map(|_| Block::new(self, device));
         let rope = RotaryEncodingConfig::new(self.max_position_embeddings, self.head_dim())
-            .with_theta(self.rope_parameters.rope_theta);
+            .with_theta(self.rope_theta());
         Llama {
             tok_embeddings: EmbeddingConfig::new(self.vocab_size, self.hidden_size).init(device),
             layers: layers.collect(),
@@ -206,10 +232,7 @@ impl Llama {
     /// Reads a model in Hugging Face's format.
     pub fn load(folder: &Path, device: &Device) -> Result<Self, Box<dyn Error>> {
         let config = LlamaConfig::load(folder.join("config.json"))?;
-        let rope_type = &config.rope_parameters.rope_type;
-        if rope_type != "default" {
-            return Err(format!("rope_type `{rope_type}` is not known; use `default`").into());
-        }
+        config.check()?;
         let mut model = config.init(device);
         let mut store = SafetensorsStore::from_file(folder.join("model.safetensors"))
             .with_from_adapter(PyTorchToBurnAdapter)

@@ -27,12 +27,13 @@ pub enum LearnerError {
     #[error(
         "the optimizer clips gradients, but it sees one rank's shards; remove its \
         `with_grad_clipping` and call `ParallelTraining::with_max_grad_norm`, which clips by the norm \
-        of the full gradient, or use `ShardedOptimizer::with_grad_clipping`"
+        of the full gradient, or pass `launch` a `ShardedOptimizer` with `with_grad_clipping` itself, not \
+        the optimizer that its `init` returns"
     )]
     Clipping,
     #[error(
         "the optimizer reads full parameters (as LAMB, Muon and Adafactor do), but it would see one \
-        rank's shards; build it with `ShardedOptimizer`"
+        rank's shards; pass `launch` a `ShardedOptimizer` itself, not the optimizer that its `init` returns"
     )]
     ReadsFullParameters,
     #[error(

@@ -49,7 +49,8 @@ pub enum RecordsError {
     },
     #[error(
         "the module has no parameter for tensor `{name}` of the source, with shape {shape:?} \
-        ({others} more are unexpected); the layout is {layout}"
+        ({others} more are unexpected); the layout is {layout}; names that the model has no use for are \
+        ignored by `RecordFile::with_ignored` or `load_from_ignoring`"
     )]
     Unexpected {
         name: String,

@@ -8,7 +8,7 @@ use megaburn_parallel::Sharded;
 use crate::{
     error::RecordsError,
     layout::Layout,
-    load::load_from,
+    load::load_from_ignoring,
     save::{full_tensors, write_burnpack, write_safetensors},
 };
 
@@ -21,6 +21,7 @@ pub struct RecordFile {
     path: PathBuf,
     layout: Option<Layout>,
     overwrite: bool,
+    ignored: Vec<String>,
 }
 
 enum Format {
@@ -36,6 +37,7 @@ impl RecordFile {
             path: path.as_ref().to_path_buf(),
             layout: None,
             overwrite: false,
+            ignored: Vec::new(),
         }
     }
 
@@ -44,6 +46,14 @@ impl RecordFile {
     #[must_use]
     pub fn with_layout(mut self, layout: Layout) -> Self {
         self.layout = Some(layout);
+        self
+    }
+
+    /// Ignores tensors of the file whose names end with one of these, e.g. `position_ids`: they are
+    /// not the module's.
+    #[must_use]
+    pub fn with_ignored<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.ignored.extend(names.into_iter().map(Into::into));
         self
     }
 
@@ -57,23 +67,24 @@ impl RecordFile {
     /// Reads the file into this rank's shards.
     ///
     /// # Errors
-    /// The file cannot be read, or is not of this module; see [`load_from`].
+    /// The file cannot be read, or is not of this module; see [`load_from`](crate::load_from).
     /// # Collective
     /// Nothing is sent. Every rank reads the file, of which it needs a path of its own.
     pub fn load<M: Module + Sharded>(&self, module: M) -> Result<M, RecordsError> {
         let (format, layout) = self.format()?;
+        let ignored: Vec<&str> = self.ignored.iter().map(String::as_str).collect();
         let loaded = match format {
             Format::Burnpack => {
                 let mut store = BurnpackStore::from_file(&self.path).auto_extension(false);
-                load_from(module, &mut store, layout)
+                load_from_ignoring(module, &mut store, layout, &ignored)
             }
             Format::Safetensors => {
                 let mut store = SafetensorsStore::from_file(&self.path);
-                load_from(module, &mut store, layout)
+                load_from_ignoring(module, &mut store, layout, &ignored)
             }
             Format::Torch => {
                 let mut store = PytorchStore::from_file(&self.path);
-                load_from(module, &mut store, layout)
+                load_from_ignoring(module, &mut store, layout, &ignored)
             }
         };
         loaded.map_err(|error| match error {

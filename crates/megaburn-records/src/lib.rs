@@ -55,5 +55,5 @@ mod targets;
 pub use error::RecordsError;
 pub use file::RecordFile;
 pub use layout::Layout;
-pub use load::{load_from, load_record};
+pub use load::{load_from, load_from_ignoring, load_record};
 pub use save::full_record;

@@ -36,6 +36,22 @@ pub fn load_from<M: Module + Sharded, S: ModuleStore>(
     store: &mut S,
     layout: Layout,
 ) -> Result<M, RecordsError> {
+    load_from_ignoring(module, store, layout, &[])
+}
+
+/// As [`load_from`], from a store that also has tensors which are not the module's: those whose names
+/// end with one of `ignored`, such as `position_ids` of older files of BERT.
+///
+/// # Errors
+/// See [`load_from`].
+/// # Collective
+/// Nothing is sent. Every rank reads the store.
+pub fn load_from_ignoring<M: Module + Sharded, S: ModuleStore>(
+    module: M,
+    store: &mut S,
+    layout: Layout,
+    ignored: &[&str],
+) -> Result<M, RecordsError> {
     let plan = shard_plan(&module)?;
     let read = |error: S::Error| RecordsError::File {
         action: "read",
@@ -44,7 +60,7 @@ pub fn load_from<M: Module + Sharded, S: ModuleStore>(
     };
     let tensors = store.get_all_tensors().map_err(read)?.clone();
     let targets = targets(&module, &plan, layout);
-    check(&targets, &tensors, layout)?;
+    check(&targets, &tensors, (layout, ignored))?;
     let mut loader = Loader {
         place: Place::default(),
         targets: targets
@@ -79,7 +95,7 @@ pub fn load_record<M: Module + Sharded>(
 fn check(
     targets: &[Target],
     tensors: &BTreeMap<String, burn_pack::Tensor>,
-    layout: Layout,
+    (layout, ignored): (Layout, &[&str]),
 ) -> Result<(), RecordsError> {
     let missing: Vec<_> = targets
         .iter()
@@ -97,7 +113,8 @@ fn check(
     let names: HashMap<_, _> = targets.iter().map(|target| (&target.name, ())).collect();
     let unexpected: Vec<_> = tensors
         .values()
-        .filter(|tensor| !names.contains_key(&tensor.name) && !layout.ignores(&tensor.name))
+        .filter(|tensor| !names.contains_key(&tensor.name))
+        .filter(|tensor| !layout.ignores(&tensor.name) && !ends_with(&tensor.name, ignored))
         .collect();
     if let Some(first) = unexpected.first() {
         return Err(RecordsError::Unexpected {
@@ -133,6 +150,13 @@ fn check(
         }
     }
     Ok(())
+}
+
+/// Whether the last parts of a name are one of `ends`.
+fn ends_with(name: &str, ends: &[&str]) -> bool {
+    let before = |end| name.strip_suffix(end);
+    let mut before = ends.iter().filter_map(before);
+    before.any(|before| before.is_empty() || before.ends_with('.'))
 }
 
 /// A guess at what a tensor of the wrong shape is.

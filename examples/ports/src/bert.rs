@@ -142,7 +142,10 @@ impl Embeddings {
 }
 
 /// Names of Hugging Face's files, and those of the modules above.
-const NAMES: [(&str, &str); 13] = [
+const NAMES: [(&str, &str); 15] = [
+    // Older files have Burn's names.
+    (r"\.gamma$", ".weight"),
+    (r"\.beta$", ".bias"),
     (r"^bert\.", ""),
     (r"^embeddings\.LayerNorm\.", "embeddings.layer_norm."),
     (r"^pooler\.dense\.", "pooler."),

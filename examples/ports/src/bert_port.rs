@@ -224,7 +224,10 @@ impl FeedForward {
 }
 
 /// Names of Hugging Face's files, and those of the modules above.
-const NAMES: [(&str, &str); 13] = [
+const NAMES: [(&str, &str); 15] = [
+    // Older files have Burn's names.
+    (r"\.gamma$", ".weight"),
+    (r"\.beta$", ".bias"),
     (r"^bert\.", ""),
     (r"^embeddings\.LayerNorm\.", "embeddings.layer_norm."),
     (r"^pooler\.dense\.", "pooler."),

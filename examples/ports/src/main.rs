@@ -115,6 +115,7 @@ fn adamw(weight_decay: f32) -> AdamW {
         .build()
 }
 
+/// The file that the ranks write.
 fn file(ranks: usize) -> PathBuf {
     env::temp_dir().join(format!("ports-{}-{ranks}.bpk", std::process::id()))
 }
@@ -123,10 +124,12 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
+/// The largest distance of two elements.
 fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     let distances = a.iter().zip(b).map(|(a, b)| (a - b).abs());
-    distances.fold(0.0, f32::max)
+    // NaN is the largest in this order.
+    distances.max_by(f32::total_cmp).unwrap_or(0.0)
 }
 
 /// Runs one model on 1, 2 and 4 ranks.

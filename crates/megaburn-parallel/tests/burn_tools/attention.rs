@@ -1,12 +1,12 @@
 //! Burn's attention, split by heads, against itself.
 
 use burn::{
-    module::Module,
+    module::{Module, ModuleVisitor, Param},
     nn::attention::{
         MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, generate_autoregressive_mask,
     },
     prelude::{Bool, Device},
-    tensor::{Tensor, TensorData, Tolerance},
+    tensor::{Gradients, Tensor, TensorData, Tolerance},
 };
 use megaburn_collective::{GroupOptions, GroupShards, run_threads};
 use megaburn_parallel::{
@@ -47,6 +47,55 @@ impl Inputs {
     }
 }
 
+/// The gradients of the weights and biases of queries, keys, values and output: those of the full
+/// parameters.
+struct OfParams<'a> {
+    path: Vec<String>,
+    grads: &'a Gradients,
+    /// The shards of a module that has the attention in a field.
+    shards: Option<&'a GroupShards>,
+    found: Vec<TensorData>,
+}
+
+impl<'a> OfParams<'a> {
+    fn find<M: Module>(
+        module: &M,
+        grads: &'a Gradients,
+        shards: Option<&'a GroupShards>,
+    ) -> Vec<TensorData> {
+        let mut visitor = Self {
+            path: vec!["attention".into()],
+            grads,
+            shards,
+            found: Vec::new(),
+        };
+        module.visit(&mut visitor);
+        visitor.found
+    }
+}
+
+impl ModuleVisitor for OfParams<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let grad = param.val().grad(self.grads).unwrap();
+        let full = match self.shards {
+            Some(shards) => {
+                let shards = shards.get(&self.path.join(".")).unwrap();
+                shards.gather(grad).unwrap()
+            }
+            None => grad,
+        };
+        self.found.push(full.into_data());
+    }
+}
+
 #[rstest]
 fn burns_attention_is_split_by_heads(
     #[values(1, 2, 4)] ranks: usize,
@@ -61,14 +110,10 @@ fn burns_attention_is_split_by_heads(
     let expected = attention.forward(input);
     let grads = expected.context.clone().powf_scalar(2.0).sum().backward();
     let grad = |x: &Tensor<3>, grads: &_| x.grad(grads).unwrap().into_data();
-    let of_query = attention
-        .query
-        .weight
-        .val()
-        .grad(&grads)
-        .unwrap()
-        .into_data();
-    let expected_grads = [grad(&of.query, &grads), grad(&of.keys, &grads), of_query];
+    let of_params = OfParams::find(&attention, &grads, None);
+    let of_inputs = [grad(&of.query, &grads), grad(&of.keys, &grads)];
+    let expected_grads: Vec<_> = of_inputs.into_iter().chain(of_params).collect();
+    assert_eq!(expected_grads.len(), 10);
 
     let plan = ParallelPlan::new().attention("attention", 4);
     let found = run_threads(ranks, GroupOptions::default(), |group| {
@@ -81,18 +126,10 @@ fn burns_attention_is_split_by_heads(
         let input = input.mask_pad(of.padding).mask_attn(of.causal);
         let output = net.attention.forward(input);
         let grads = output.context.clone().powf_scalar(2.0).sum().backward();
-        let weight = net.attention.query.weight.val().grad(&grads).unwrap();
         let shards = GroupShards::new(&shard_plan(&net)?, &group).unwrap();
-        let weight = shards
-            .get("attention.query.weight")
-            .unwrap()
-            .gather(weight)
-            .unwrap();
-        let grads = [
-            grad(&of.query, &grads),
-            grad(&of.keys, &grads),
-            weight.into_data(),
-        ];
+        let of_params = OfParams::find(&net.attention, &grads, Some(&shards));
+        let of_inputs = [grad(&of.query, &grads), grad(&of.keys, &grads)];
+        let grads: Vec<_> = of_inputs.into_iter().chain(of_params).collect();
         let heads = output.weights.dims()[1];
         Ok::<_, ParallelError>((heads, output.context.into_data(), grads))
     });
@@ -103,6 +140,7 @@ fn burns_attention_is_split_by_heads(
         let (heads, context, grads) = found.unwrap();
         assert_eq!(heads, 4 / ranks);
         close(&context, &expected.context.to_data());
+        assert_eq!(grads.len(), expected_grads.len());
         for (found, expected) in grads.iter().zip(&expected_grads) {
             close(found, expected);
         }

@@ -2,7 +2,7 @@
 
 use burn::{
     grad_clipping::GradientClipping,
-    module::{Module, ParamGroup},
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup},
     nn::{LayerNorm, LayerNormConfig},
     optim::{
         AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsParams,
@@ -10,7 +10,7 @@ use burn::{
         RmsPropConfig, SgdConfig, decay::WeightDecayConfig, momentum::MomentumConfig,
     },
     prelude::{Device, Int},
-    tensor::{Tensor, activation::gelu},
+    tensor::{FloatDType, Tensor, activation::gelu},
 };
 use megaburn_collective::{Group, GroupOptions, GroupShards, run_threads};
 use megaburn_optim::{ShardedOptimizer, lbfgs_step};
@@ -311,5 +311,95 @@ fn a_plan_of_another_group_is_refused() {
             error.contains("pass the group that splits the module"),
             "{error}"
         );
+    }
+}
+
+/// Casts parameters to bf16.
+struct ToBf16;
+
+impl ModuleMapper for ToBf16 {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| Tensor::from_inner(value.inner().cast(FloatDType::BF16)).require_grad())
+    }
+}
+
+/// This rank's parts of gradients that are known for the full parameters.
+struct Known<'a> {
+    path: Vec<String>,
+    shards: &'a GroupShards,
+    step: usize,
+    grads: GradientsParams,
+}
+
+impl ModuleVisitor for Known<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let shards = self.shards.get(&self.path.join(".")).unwrap();
+        let shape = shards.own().global_shape.clone();
+        let len = shape.iter().product::<usize>() as i64;
+        let full = Tensor::<1, Int>::arange(0..len, &Device::flex()).float();
+        let full = (full * 0.3 + self.step as f32).sin();
+        let full: Tensor<D> = full.reshape::<D, _>(<[usize; D]>::try_from(shape).unwrap());
+        let part = shards.part(full.cast(FloatDType::BF16));
+        self.grads.register(param.id, part);
+    }
+}
+
+#[rstest]
+#[case::adamw("adamw", None)]
+#[case::lamb("lamb", None)]
+#[case::muon("muon", None)]
+#[case::norm("sgd", Some(GradientClipping::Norm(0.1)))]
+fn parameters_in_bf16_are_updated_as_on_one_rank(
+    #[case] name: &str,
+    #[case] clipping: Option<GradientClipping>,
+) {
+    let trained = |ranks| {
+        let found = run_threads(ranks, GroupOptions::default(), |group| {
+            let mut net = Net::new(SIZES[0], &group)?.map(&mut ToBf16);
+            let plan = shard_plan(&net)?;
+            let shards = GroupShards::new(&plan, &group).unwrap();
+            let (sharded, plain) = optimizers(name);
+            let mut optimizer = match (ranks, clipping.clone()) {
+                (1, None) => plain,
+                (1, Some(clipping)) => plain.with_grad_clipping(clipping),
+                (_, None) => sharded.init(&plan, &group).unwrap(),
+                (_, Some(clipping)) => {
+                    let sharded = sharded.with_grad_clipping(clipping);
+                    sharded.init(&plan, &group).unwrap()
+                }
+            };
+            for step in 0..4 {
+                let mut known = Known {
+                    path: Vec::new(),
+                    shards: &shards,
+                    step,
+                    grads: GradientsParams::new(),
+                };
+                net.visit(&mut known);
+                net = optimizer.step(0.02, net, known.grads);
+            }
+            assert_eq!(net.up.weight.val().dtype(), FloatDType::BF16.into());
+            Ok::<_, ParallelError>(net.full())
+        });
+        let mut found: Vec<_> = found.into_iter().map(Result::unwrap).collect();
+        found.remove(0)
+    };
+    let expected = trained(1);
+    for ranks in [2, 4] {
+        let found = trained(ranks);
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(&expected) {
+            // One unit in the last place of bf16: the norms are summed in another order.
+            let unit = expected.abs() / 128.0 + 1e-6;
+            assert!((found - expected).abs() <= unit, "{found} and {expected}");
+        }
     }
 }

@@ -254,12 +254,9 @@ impl Llama {
 fn neighbours(weight: Param<Tensor<2>>, head_dim: usize) -> Param<Tensor<2>> {
     weight.map(|weight| {
         let [rows, columns] = weight.dims();
-        let halves = weight
-            .detach()
-            .reshape([rows, columns / head_dim, 2, head_dim / 2]);
-        halves
-            .swap_dims(2, 3)
-            .reshape([rows, columns])
-            .require_grad()
+        let halves = weight.reshape([rows, columns / head_dim, 2, head_dim / 2]);
+        let neighbours = halves.swap_dims(2, 3).reshape([rows, columns]);
+        // The parameter is a leaf again.
+        neighbours.detach().require_grad()
     })
 }

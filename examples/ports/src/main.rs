@@ -86,8 +86,9 @@ fn compare<O: Model, P: Model + Sharded>(
     let mut read_back = None;
     if group.rank() == 0 {
         original.load_from(&mut BurnpackStore::from_file(&file))?;
-        fs::remove_file(&file)?;
         read_back = Some(distance(&trained, &values(original.outputs(&reference).0)));
+        // Tensors are read from the file when they are needed.
+        fs::remove_file(&file)?;
     }
     Ok(Found {
         logits: distances,

@@ -29,6 +29,7 @@ pub struct LlamaConfig {
     pub num_hidden_layers: usize,
     pub num_attention_heads: usize,
     pub num_key_value_heads: usize,
+    pub head_dim: Option<usize>,
     pub max_position_embeddings: usize,
     pub rms_norm_eps: f64,
     /// Where older files have the base of the frequencies.
@@ -69,7 +70,8 @@ impl LlamaConfig {
     }
 
     fn head_dim(&self) -> usize {
-        self.hidden_size / self.num_attention_heads
+        let even = self.hidden_size / self.num_attention_heads;
+        self.head_dim.unwrap_or(even)
     }
 
     /// Which layers are split, and by what.

@@ -23,7 +23,7 @@ use std::{
 
 use burn::{
     optim::{AdamW, AdamWConfig, GradientsParams, ModuleOptimizer},
-    prelude::{Config, Device},
+    prelude::Device,
     store::{BurnpackStore, ModuleSnapshot},
     tensor::Tensor,
 };

@@ -2,6 +2,7 @@
 
 mod adapters;
 mod attention;
+mod bf16;
 mod display;
 mod dropout;
 mod multi_query;

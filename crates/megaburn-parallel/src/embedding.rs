@@ -11,7 +11,7 @@ use megaburn_kernels::{EmbeddingOptions, LinearOptions, embedding, linear};
 use megaburn_mesh::{Axis, ShardSpec, pad_vocab};
 
 use crate::{
-    adapters::{is_adapted, weight_value},
+    adapters::{is_adapted, weight_value, weight_value_as},
     cross_entropy::CrossEntropy,
     display::one_line,
     error::ParallelError,
@@ -169,7 +169,8 @@ impl VocabParallelEmbedding {
     /// As a column-parallel [`crate::ParallelLinear`].
     pub fn logits(&self, x: impl Into<Recomputable<3>>) -> Tensor<3> {
         let (x, options) = self.output_input(x.into());
-        linear(x, self.weight_value(), None, options)
+        let weight = weight_value_as(&self.weight, self.holders(), x.dtype());
+        linear(x, weight, None, options)
     }
 
     /// As [`logits`](Self::logits), plus a bias for each token.
@@ -192,7 +193,8 @@ impl VocabParallelEmbedding {
             bias_grad: Some(bias_grad),
             ..options
         };
-        linear(x, self.weight_value(), Some(bias), options)
+        let weight = weight_value_as(&self.weight, self.holders(), x.dtype());
+        linear(x, weight, Some(bias), options)
     }
 
     /// The losses of [`logits`](Self::logits) without holding all logits at once; see
@@ -210,7 +212,8 @@ impl VocabParallelEmbedding {
         loss: &CrossEntropy,
     ) -> Tensor<2> {
         let (x, options) = self.output_input(x.into());
-        loss.forward_linear(x, self.weight_value(), labels, options)
+        let weight = weight_value_as(&self.weight, self.holders(), x.dtype());
+        loss.forward_linear(x, weight, labels, options)
     }
 
     /// The hidden states as input of every member's product, and the options of that product.

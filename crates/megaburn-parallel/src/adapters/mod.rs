@@ -8,4 +8,4 @@ mod weight_value;
 pub use adapter::ShardedAdapter;
 pub use lora::ShardedLora;
 pub use quantizer::ShardedQuantizer;
-pub(crate) use weight_value::{is_adapted, weight_value};
+pub(crate) use weight_value::{is_adapted, weight_value, weight_value_as};

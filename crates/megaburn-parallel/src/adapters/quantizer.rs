@@ -22,7 +22,8 @@ use crate::{
 /// full module: the scale of a matrix comes from all of its shards. (Burn's `quantize_weights` would
 /// take each shard's own.)
 ///
-/// Layers of this crate dequantise a weight where they multiply by it.
+/// Layers of this crate dequantise a weight where they multiply by it, to the type of the input. The
+/// vectors of a quantised embedding are f32.
 ///
 /// ```
 /// use burn::{

@@ -26,6 +26,16 @@ pub(crate) fn weight_value(weight: &Param<Tensor<2>>, group: &Group) -> Tensor<2
     }
 }
 
+/// As [`weight_value`], for products with an input of type `dtype`. A quantised weight, which
+/// dequantises to f32, is cast to it.
+pub(crate) fn weight_value_as(weight: &Param<Tensor<2>>, group: &Group, dtype: DType) -> Tensor<2> {
+    let value = weight_value(weight, group);
+    match weight.base().dtype() {
+        DType::QFloat(_) if value.dtype() != dtype => value.cast(dtype),
+        _ => value,
+    }
+}
+
 /// Whether the weight is computed from factors, which get its gradient.
 pub(crate) fn is_adapted(weight: &Param<Tensor<2>>) -> bool {
     weight.reparameterization::<ShardedAdapter>().is_some()

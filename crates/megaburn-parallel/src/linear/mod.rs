@@ -11,7 +11,7 @@ mod split;
 
 use burn::{
     module::{Module, Param},
-    tensor::Tensor,
+    tensor::{DType, Tensor},
 };
 use megaburn_autograd::MainGrad;
 use megaburn_collective::{
@@ -40,7 +40,7 @@ use rounding::HeldRows;
 use sequence_shards::sequence_shards;
 
 use crate::{
-    adapters::{is_adapted, weight_value},
+    adapters::{is_adapted, weight_value, weight_value_as},
     recomputable::Recomputable,
     replicated_parts::ReplicatedParts,
 };
@@ -318,7 +318,8 @@ impl ParallelLinear {
             ..Default::default()
         };
         let quantized = self.plan.quantized.as_ref();
-        product(x, self.weight(), bias, options, quantized)
+        let weight = self.weight(x.dtype());
+        product(x, weight, bias, options, quantized)
     }
 
     /// The weight's main gradient; `None` if the gradient is summed over replicas first, or is that
@@ -343,10 +344,10 @@ impl ParallelLinear {
         (!is_summed).then(|| bias_grad.clone())
     }
 
-    fn weight(&self) -> Tensor<2> {
+    fn weight(&self, dtype: DType) -> Tensor<2> {
         let dim = self.plan.weight_spec.dim;
         let replicas = self.plan.replicas.iter();
-        let weight = weight_value(&self.weight, self.holders());
+        let weight = weight_value_as(&self.weight, self.holders(), dtype);
         replicas.fold(weight, |w, part| part.with_summed_grad(w, dim))
     }
 

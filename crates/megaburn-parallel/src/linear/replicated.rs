@@ -16,7 +16,7 @@ use super::{
     rounding::{CurrentTokens, HeldRows},
 };
 use crate::{
-    adapters::{is_adapted, weight_value},
+    adapters::{is_adapted, weight_value_as},
     display::one_line,
     error::ParallelError,
     init::{InitDraw, named},
@@ -143,7 +143,8 @@ impl ReplicatedLinear {
         let replica = &self.plan.replica;
         let bias = self.bias.as_ref().map(|bias| replica.value(bias));
         let quantized = self.plan.quantized.as_ref();
-        let weight = replica.shared(weight_value(&self.weight, &self.plan.group));
+        let weight = weight_value_as(&self.weight, &self.plan.group, x.dtype());
+        let weight = replica.shared(weight);
         product(x, weight, bias, options, quantized)
     }
 

@@ -5,6 +5,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{FloatDType, Tensor};
 use megaburn_autograd::backend_ops::cast;
+use megaburn_autograd::on_composed_backends;
 use megaburn_autograd::on_every_backend;
 
 /// Which algorithm computes a matrix product.
@@ -105,7 +106,7 @@ pub(crate) fn multiply_with<const D: usize>(
     Tensor::from_dispatch(<Dispatch as PlainGemm>::plain_gemm(a, b, options))
 }
 
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
+#[backend_extension(Cube: cfg(any(feature = "cuda", feature = "wgpu")), Flex, NdArray: cfg(feature = "ndarray"))]
 trait PlainGemm: Backend {
     fn plain_gemm(
         a: FloatTensor<Self>,
@@ -148,8 +149,9 @@ pub(crate) fn swapped<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
     B::float_swap_dims(w, rank - 2, rank - 1)
 }
 
-#[cfg(feature = "flex")]
-impl GemmOps for burn::backend::Flex {}
+on_composed_backends! {
+    impl GemmOps {}
+}
 
 #[cfg(feature = "cuda")]
 pub(crate) mod cube {

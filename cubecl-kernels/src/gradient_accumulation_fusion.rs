@@ -6,6 +6,7 @@ use burn::backend::ops::ModuleOps;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, FloatDType, Tensor};
 use megaburn_autograd::backend_ops::cast;
+use megaburn_autograd::on_composed_backends;
 
 use crate::gemm_ops::{GemmAlgorithm, GemmOps};
 
@@ -34,8 +35,8 @@ pub(crate) fn plus(sum: Option<Tensor<2>>, term: Tensor<2>) -> Tensor<2> {
     }
 }
 
-#[cfg(feature = "flex")]
-impl GradAccumFusion for burn::backend::Flex {
+on_composed_backends! {
+    impl GradAccumFusion {
     fn add_weight_gradient(
         x: FloatTensor<Self>,
         dy: FloatTensor<Self>,
@@ -50,6 +51,7 @@ impl GradAccumFusion for burn::backend::Flex {
             Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)),
         )
     }
+}
 }
 
 #[cfg(feature = "cuda")]

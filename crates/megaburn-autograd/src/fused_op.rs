@@ -4,8 +4,10 @@ use std::array;
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
 
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 use burn::backend::Cube;
+#[cfg(feature = "ndarray")]
+use burn::backend::NdArray;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
@@ -133,16 +135,28 @@ pub fn with_autodiff_of<const D: usize>(x: Tensor<D>, device: &Device) -> Tensor
 }
 
 /// An operation that is implemented for every backend that is built in.
-#[cfg(not(feature = "cuda"))]
-pub trait OnEveryBackend<const N: usize>: FusedOp<Flex, N> {}
-#[cfg(not(feature = "cuda"))]
-impl<O: FusedOp<Flex, N>, const N: usize> OnEveryBackend<N> for O {}
+pub trait OnEveryBackend<const N: usize>: FusedOp<Flex, N> + OnNdArray<N> + OnCube<N> {}
+impl<O: FusedOp<Flex, N> + OnNdArray<N> + OnCube<N>, const N: usize> OnEveryBackend<N> for O {}
 
-/// An operation that is implemented for every backend that is built in.
-#[cfg(feature = "cuda")]
-pub trait OnEveryBackend<const N: usize>: FusedOp<Flex, N> + FusedOp<Cube, N> {}
-#[cfg(feature = "cuda")]
-impl<O: FusedOp<Flex, N> + FusedOp<Cube, N>, const N: usize> OnEveryBackend<N> for O {}
+/// An operation that is implemented for a backend, if the backend is built in.
+macro_rules! on_optional_backend {
+    ($on:ident: $backend:ident if $is_built:meta) => {
+        /// An operation that is implemented for a backend, if the backend is built in.
+        #[cfg($is_built)]
+        pub trait $on<const N: usize>: FusedOp<$backend, N> {}
+        #[cfg($is_built)]
+        impl<O: FusedOp<$backend, N>, const N: usize> $on<N> for O {}
+
+        /// An operation that is implemented for a backend, if the backend is built in.
+        #[cfg(not($is_built))]
+        pub trait $on<const N: usize> {}
+        #[cfg(not($is_built))]
+        impl<O, const N: usize> $on<N> for O {}
+    };
+}
+
+on_optional_backend!(OnNdArray: NdArray if feature = "ndarray");
+on_optional_backend!(OnCube: Cube if any(feature = "cuda", feature = "wgpu"));
 
 /// Runs an operation. On a device with autodiff, it is one node of the graph.
 pub fn fused<O: OnEveryBackend<N>, const N: usize, const D: usize>(
@@ -212,7 +226,12 @@ impl<B: Backend> ExtensionType<B> for Inputs<B> {
     }
 }
 
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex, Autodiff)]
+#[backend_extension(
+    Cube: cfg(any(feature = "cuda", feature = "wgpu")),
+    Flex,
+    NdArray: cfg(feature = "ndarray"),
+    Autodiff
+)]
 pub(crate) trait FusedOps: Backend {
     fn fused_op<O: OnEveryBackend<N>, const N: usize>(
         op: O,
@@ -253,7 +272,9 @@ macro_rules! implement {
 }
 
 implement!(FusedOps for Flex: fused_op(OnEveryBackend<N>));
-#[cfg(feature = "cuda")]
+#[cfg(feature = "ndarray")]
+implement!(FusedOps for NdArray: fused_op(OnEveryBackend<N>));
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 implement!(FusedOps for Cube: fused_op(OnEveryBackend<N>));
 #[cfg(feature = "cuda")]
 implement!(GpuFusedOps for Cube: fused_gpu_op(FusedOp<Cube, N>));

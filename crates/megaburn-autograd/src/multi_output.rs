@@ -11,8 +11,10 @@ use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 use burn::backend::Cube;
+#[cfg(feature = "ndarray")]
+use burn::backend::NdArray;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
@@ -40,28 +42,34 @@ pub trait MultiOutputOp<B: Backend, const N: usize, const K: usize>:
 }
 
 /// An operation that is implemented for every backend that is built in.
-#[cfg(not(feature = "cuda"))]
 pub trait MultiOutputOnEveryBackend<const N: usize, const K: usize>:
-    MultiOutputOp<Flex, N, K>
+    MultiOutputOp<Flex, N, K> + OnNdArray<N, K> + OnCube<N, K>
 {
 }
-#[cfg(not(feature = "cuda"))]
-impl<O: MultiOutputOp<Flex, N, K>, const N: usize, const K: usize> MultiOutputOnEveryBackend<N, K>
-    for O
+impl<O, const N: usize, const K: usize> MultiOutputOnEveryBackend<N, K> for O where
+    O: MultiOutputOp<Flex, N, K> + OnNdArray<N, K> + OnCube<N, K>
 {
 }
 
-/// An operation that is implemented for every backend that is built in.
-#[cfg(feature = "cuda")]
-pub trait MultiOutputOnEveryBackend<const N: usize, const K: usize>:
-    MultiOutputOp<Flex, N, K> + MultiOutputOp<Cube, N, K>
-{
+/// An operation that is implemented for a backend, if the backend is built in.
+macro_rules! on_optional_backend {
+    ($on:ident: $backend:ident if $is_built:meta) => {
+        /// An operation that is implemented for a backend, if the backend is built in.
+        #[cfg($is_built)]
+        pub trait $on<const N: usize, const K: usize>: MultiOutputOp<$backend, N, K> {}
+        #[cfg($is_built)]
+        impl<O: MultiOutputOp<$backend, N, K>, const N: usize, const K: usize> $on<N, K> for O {}
+
+        /// An operation that is implemented for a backend, if the backend is built in.
+        #[cfg(not($is_built))]
+        pub trait $on<const N: usize, const K: usize> {}
+        #[cfg(not($is_built))]
+        impl<O, const N: usize, const K: usize> $on<N, K> for O {}
+    };
 }
-#[cfg(feature = "cuda")]
-impl<O, const N: usize, const K: usize> MultiOutputOnEveryBackend<N, K> for O where
-    O: MultiOutputOp<Flex, N, K> + MultiOutputOp<Cube, N, K>
-{
-}
+
+on_optional_backend!(OnNdArray: NdArray if feature = "ndarray");
+on_optional_backend!(OnCube: Cube if any(feature = "cuda", feature = "wgpu"));
 
 /// Runs an operation with several results. They are one operation: a `backward` from one of them
 /// consumes the graph of all.
@@ -78,7 +86,12 @@ where
     array::from_fn(|_| outputs.next().expect("there are K results"))
 }
 
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex, Autodiff)]
+#[backend_extension(
+    Cube: cfg(any(feature = "cuda", feature = "wgpu")),
+    Flex,
+    NdArray: cfg(feature = "ndarray"),
+    Autodiff
+)]
 pub(crate) trait MultiOutputOps: Backend {
     fn multi_output_op<O: MultiOutputOnEveryBackend<N, K>, const N: usize, const K: usize>(
         op: O,
@@ -117,7 +130,9 @@ macro_rules! implement {
 }
 
 implement!(Flex);
-#[cfg(feature = "cuda")]
+#[cfg(feature = "ndarray")]
+implement!(NdArray);
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 implement!(Cube);
 
 /// Runs an operation and records it in the graph of its inputs.

@@ -1,5 +1,6 @@
 //! Fallback for activations, composed of a backend's primitives.
 
+use megaburn_autograd::on_composed_backends;
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 use burn::backend::tensor::FloatTensor;
@@ -11,8 +12,8 @@ use super::op::{
     ALPHA, Activate, Activation, ActivationGrads, ActivationInput, CLAMP, PointwiseFn,
 };
 
-#[cfg(feature = "flex")]
-impl Activate for burn::backend::Flex {
+on_composed_backends! {
+    impl Activate {
     fn forward(
         activation: Activation,
         input: ActivationInput<FloatTensor<Self>>,
@@ -27,6 +28,7 @@ impl Activate for burn::backend::Flex {
     ) -> ActivationGrads<FloatTensor<Self>> {
         backward::<Self>(activation, input, dy)
     }
+}
 }
 
 pub(super) fn forward<B: Backend>(

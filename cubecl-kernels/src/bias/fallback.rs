@@ -5,12 +5,13 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, Tensor};
 use megaburn_autograd::IntoPrimitive;
 use megaburn_autograd::backend_ops::{cast, compute_dtype, last_dim, rows, sum_rows};
+use megaburn_autograd::on_composed_backends;
 
 use super::column_sum::ColumnSum;
 use super::op::AddToRows;
 
-#[cfg(feature = "flex")]
-impl ColumnSum for burn::backend::Flex {
+on_composed_backends! {
+    impl ColumnSum {
     fn column_sum(x: FloatTensor<Self>, groups: usize, dtype: DType) -> FloatTensor<Self> {
         column_sum::<Self>(x, groups, dtype)
     }
@@ -18,6 +19,7 @@ impl ColumnSum for burn::backend::Flex {
     fn add_column_sum(x: FloatTensor<Self>, sum: Option<Tensor<2>>) -> Tensor<2> {
         add_column_sum::<Self>(x, sum)
     }
+}
 }
 
 /// See [`ColumnSum::column_sum`].
@@ -51,8 +53,8 @@ pub(super) fn add_column_sum<B: IntoPrimitive>(
     }
 }
 
-#[cfg(feature = "flex")]
-impl AddToRows for burn::backend::Flex {
+on_composed_backends! {
+    impl AddToRows {
     fn add_to_rows(
         x: FloatTensor<Self>,
         addend: FloatTensor<Self>,
@@ -60,6 +62,7 @@ impl AddToRows for burn::backend::Flex {
     ) -> FloatTensor<Self> {
         add_to_rows::<Self>(x, addend, groups)
     }
+}
 }
 
 /// See [`AddToRows::add_to_rows`].

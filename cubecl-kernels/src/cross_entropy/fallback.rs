@@ -1,32 +1,23 @@
 //! The steps composed of tensor operations.
 
-#[cfg(feature = "flex")]
-use burn::backend::Flex;
-#[cfg(feature = "flex")]
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::prelude::Bool;
 use burn::tensor::{DType, Int, Tensor, TensorData};
-#[cfg(feature = "flex")]
 use megaburn_autograd::IntoPrimitive;
 use megaburn_autograd::backend_ops::compute_dtype;
+use megaburn_autograd::on_composed_backends;
 
-#[cfg(feature = "flex")]
 use super::op::VocabParallelLoss;
 use super::options::CrossEntropyOptions;
 
-#[cfg(feature = "flex")]
-fn ints(x: IntTensor<Flex>) -> Tensor<2, Int> {
-    Tensor::from_primitive::<Flex>(x)
-}
-
-#[cfg(feature = "flex")]
-impl VocabParallelLoss for Flex {
+on_composed_backends! {
+    impl VocabParallelLoss {
     fn statistics(
         logits: FloatTensor<Self>,
         labels: IntTensor<Self>,
         options: CrossEntropyOptions,
     ) -> FloatTensor<Self> {
-        Self::unwrap(statistics(Self::wrap(logits), ints(labels), options))
+        Self::unwrap(statistics(Self::wrap(logits), Tensor::from_primitive::<Self>(labels), options))
     }
 
     fn combined(
@@ -37,7 +28,7 @@ impl VocabParallelLoss for Flex {
     ) -> FloatTensor<Self> {
         Self::unwrap(combined(
             Self::wrap(statistics),
-            ints(labels),
+            Tensor::from_primitive::<Self>(labels),
             columns,
             options,
         ))
@@ -54,12 +45,13 @@ impl VocabParallelLoss for Flex {
         let grad = Self::wrap(grad);
         Self::unwrap(logit_gradient(
             Self::wrap(logits),
-            ints(labels),
+            Tensor::from_primitive::<Self>(labels),
             rows,
             grad,
             options,
         ))
     }
+}
 }
 
 /// The lower bound of a row's maximum: the maximum of a part without tokens, whose sum of

@@ -4,11 +4,12 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, TensorData};
 use megaburn_autograd::backend_ops::{cast, compute_dtype, row, rows, sum_rows};
+use megaburn_autograd::on_composed_backends;
 
 use super::op::{Drop, DropoutInput, Mask};
 
-#[cfg(feature = "flex")]
-impl Drop for burn::backend::Flex {
+on_composed_backends! {
+    impl Drop {
     fn forward(mask: &Mask, input: DropoutInput<FloatTensor<Self>>) -> FloatTensor<Self> {
         forward::<Self>(mask, input)
     }
@@ -20,6 +21,7 @@ impl Drop for burn::backend::Flex {
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
         backward::<Self>(mask, dy, bias)
     }
+}
 }
 
 pub(super) fn forward<B: Backend>(

@@ -4,11 +4,12 @@ use burn::backend::tensor::{FloatTensor, IndexingUpdateOp, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{BoolDType, Shape};
 use megaburn_autograd::backend_ops::cast;
+use megaburn_autograd::on_composed_backends;
 
 use super::op::{Rows, Tokens};
 
-#[cfg(feature = "flex")]
-impl Rows for burn::backend::Flex {
+on_composed_backends! {
+    impl Rows {
     fn take_rows(table: FloatTensor<Self>, tokens: Tokens<IntTensor<Self>>) -> FloatTensor<Self> {
         take_rows::<Self>(table, tokens)
     }
@@ -20,6 +21,7 @@ impl Rows for burn::backend::Flex {
     ) -> FloatTensor<Self> {
         add_rows::<Self>(dy, tokens, sum)
     }
+}
 }
 
 /// Returns row numbers, 0 for tokens without a row, and a function that zeroes the rows of these

@@ -8,13 +8,14 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::FloatDType;
 use megaburn_autograd::backend_ops::{cast, compute_dtype, row, rows};
+use megaburn_autograd::on_composed_backends;
 
 use super::op::{Norm, NormInput, NormInputGrads, NormRows, Normed, SavedNorm};
 use super::options::NormGrads;
 use crate::bias::bias_gradient;
 
-#[cfg(feature = "flex")]
-impl NormRows for burn::backend::Flex {
+on_composed_backends! {
+    impl NormRows {
     fn normed(
         norm: Norm,
         input: NormInput<FloatTensor<Self>>,
@@ -41,6 +42,7 @@ impl NormRows for burn::backend::Flex {
     ) -> NormInputGrads<FloatTensor<Self>> {
         backward::<Self>(norm, saved, dy, dsum, sums, finds_amax)
     }
+}
 }
 
 pub(super) fn normed<B: NormRows>(

@@ -1,11 +1,12 @@
 //! Quantised products on the CPU, with the numbers that GPUs compute with.
 
+use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{FloatDType, Tensor, TensorData};
 use megaburn_autograd::IntoPrimitive;
 use megaburn_autograd::backend_ops::cast;
+use megaburn_autograd::on_composed_backends;
 
 use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::recipe::{Scaling, SummedDim};
@@ -14,13 +15,14 @@ use super::sequence_shards::ShardCollectives;
 use crate::gemm_ops::{GemmAlgorithm, swapped};
 use crate::gradient_accumulation_fusion::plus;
 
-impl QuantizedOps for Flex {
+on_composed_backends! {
+    impl QuantizedOps {
     /// The numbers that the elements stand for, in f32.
     type Operand = FloatTensor<Self>;
 
     fn largest_magnitude(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let device = Self::wrap::<2>(x.clone()).device();
-        let amax = largest_magnitude(elements(x));
+        let amax = largest_magnitude(elements::<Self>(x));
         Self::unwrap(Tensor::<1>::from_floats([amax], &device))
     }
 
@@ -29,10 +31,10 @@ impl QuantizedOps for Flex {
         amax: Option<FloatTensor<Self>>,
         how: Quantization,
     ) -> Quantized<FloatTensor<Self>> {
-        let amaxes = amax.map(elements);
+        let amaxes = amax.map(elements::<Self>);
         let along = |summed| {
             let amax = amaxes.as_ref().map(|all| all[how.amax_index(summed)]);
-            quantized(how.source::<Self>(x.clone(), summed), amax, &how, summed)
+            quantized::<Self>(how.source::<Self>(x.clone(), summed), amax, &how, summed)
         };
         Quantized {
             rows: how.rows.then(|| swapped::<Self>(along(SummedDim::Rows))),
@@ -74,25 +76,26 @@ impl QuantizedOps for Flex {
         plus(sum, Self::wrap(product))
     }
 }
+}
 
 /// All elements, in f32.
-fn elements(x: FloatTensor<Flex>) -> Vec<f32> {
-    let x = cast::<Flex>(x, FloatDType::F32);
-    let rank_one = Flex::float_reshape(x.clone(), [x.shape().num_elements()].into());
-    let data = Flex::wrap::<1>(rank_one).into_data();
+fn elements<B: IntoPrimitive>(x: FloatTensor<B>) -> Vec<f32> {
+    let x = cast::<B>(x, FloatDType::F32);
+    let rank_one = B::float_reshape(x.clone(), [x.shape().num_elements()].into());
+    let data = B::wrap::<1>(rank_one).into_data();
     data.try_into_vec().expect("the elements are f32")
 }
 
 /// The numbers that the elements of `x` stand for after they were quantised.
-fn quantized(
-    x: FloatTensor<Flex>,
+fn quantized<B: IntoPrimitive>(
+    x: FloatTensor<B>,
     amax: Option<f32>,
     how: &Quantization,
     summed: SummedDim,
-) -> FloatTensor<Flex> {
+) -> FloatTensor<B> {
     let [rows, cols] = [x.shape()[0], x.shape()[1]];
-    let device = Flex::wrap::<2>(x.clone()).device();
-    let mut all = elements(x);
+    let device = B::wrap::<2>(x.clone()).device();
+    let mut all = elements::<B>(x);
     let Quantization { recipe, role, .. } = *how;
     let format = recipe.format(role);
     let [tall, wide] = recipe.block(role, summed);
@@ -120,7 +123,7 @@ fn quantized(
             }
         }
     }
-    Flex::unwrap(Tensor::<2>::from_data(
+    B::unwrap(Tensor::<2>::from_data(
         TensorData::new(all, [rows, cols]),
         &device,
     ))

@@ -163,7 +163,7 @@ pub fn is_emulated(recipe: &QuantizationRecipe, device: &Device) -> bool {
     !has_products || recipe.block_len().is_some()
 }
 
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
+#[backend_extension(Cube: cfg(any(feature = "cuda", feature = "wgpu")), Flex, NdArray: cfg(feature = "ndarray"))]
 trait QuantizedNumbers: Backend {
     fn numbers(x: FloatTensor<Self>, how: Quantization) -> FloatTensor<Self>;
 }

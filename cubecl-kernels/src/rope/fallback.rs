@@ -4,12 +4,13 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
 use megaburn_autograd::backend_ops::{cast, compute_dtype, slice_rows};
+use megaburn_autograd::on_composed_backends;
 
 use super::op::{RopeDirection, Rotate};
 use super::table::RopeLayout;
 
-#[cfg(feature = "flex")]
-impl Rotate for burn::backend::Flex {
+on_composed_backends! {
+    impl Rotate {
     fn rotate(
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
@@ -19,6 +20,7 @@ impl Rotate for burn::backend::Flex {
     ) -> FloatTensor<Self> {
         rotate::<Self>(x, cos, sin, layout, turn)
     }
+}
 }
 
 /// See [`Rotate::rotate`].

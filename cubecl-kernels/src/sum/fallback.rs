@@ -5,11 +5,12 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Shape;
 use megaburn_autograd::backend_ops::{cast, compute_dtype};
+use megaburn_autograd::on_composed_backends;
 
 use super::op::SumAll;
 
-#[cfg(feature = "flex")]
-impl SumAll for burn::backend::Flex {
+on_composed_backends! {
+    impl SumAll {
     fn sum_all(column: FloatTensor<Self>) -> FloatTensor<Self> {
         let count = column.shape()[0];
         let dtype = column.dtype();
@@ -18,4 +19,5 @@ impl SumAll for burn::backend::Flex {
         let sum = Self::float_reshape(Self::float_sum_dim(row, 1), Shape::from([1]));
         cast::<Self>(sum, dtype.into())
     }
+}
 }

@@ -4,6 +4,7 @@ use burn::{
     backend::{Backend, Flex, TensorMetadata, tensor::FloatTensor},
     tensor::Tensor,
 };
+use megaburn_autograd::on_composed_backends;
 use megaburn_autograd::{FusedOp, InputGrads, fused};
 
 use crate::{
@@ -55,10 +56,12 @@ pub(crate) trait RegionOps: Backend {
     fn region(x: FloatTensor<Self>, region: Region) -> FloatTensor<Self>;
 }
 
-impl RegionOps for Flex {
+on_composed_backends! {
+    impl RegionOps {
     fn region(x: FloatTensor<Self>, region: Region) -> FloatTensor<Self> {
         on_host::<Self>(x, &region)
     }
+}
 }
 
 /// Moves the data through host memory. This is correct for every backend, and fast where the device

@@ -7,6 +7,7 @@ mod block;
 mod distances;
 pub(super) mod scores;
 
+use megaburn_autograd::on_composed_backends;
 use std::ops::Range;
 
 use burn::backend::tensor::FloatTensor;
@@ -20,8 +21,8 @@ use super::scores::Scores;
 use crate::gemm_ops::GemmOps;
 use block::{Block, accumulate, by_head, by_position};
 
-#[cfg(feature = "flex")]
-impl Fused for burn::backend::Flex {
+on_composed_backends! {
+    impl Fused {
     fn fused(
         _: &FloatTensor<Self>,
         _: &FloatTensor<Self>,
@@ -35,6 +36,7 @@ impl Fused for burn::backend::Flex {
     fn fused_gradients(_: Saved<FloatTensor<Self>>, _: FloatTensor<Self>) -> FusedGradients<Self> {
         unreachable!("the forward pass saved nothing")
     }
+}
 }
 
 /// What is saved for backward.

@@ -1,5 +1,6 @@
 //! The softmax of the scores and its gradient, composed of a backend's primitives.
 
+use megaburn_autograd::on_composed_backends;
 use std::ops::Range;
 
 use burn::backend::tensor::FloatTensor;
@@ -9,8 +10,8 @@ use megaburn_autograd::backend_ops::cast;
 
 use crate::attention::scores::{Scores, Visible};
 
-#[cfg(feature = "flex")]
-impl Scores for burn::backend::Flex {
+on_composed_backends! {
+    impl Scores {
     fn probabilities(
         scores: FloatTensor<Self>,
         visible: &Visible<'_>,
@@ -26,6 +27,7 @@ impl Scores for burn::backend::Flex {
     ) -> FloatTensor<Self> {
         score_gradient::<Self>(p, dp, output)
     }
+}
 }
 
 /// See [`Scores::probabilities`].

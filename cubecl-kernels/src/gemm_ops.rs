@@ -5,8 +5,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{FloatDType, Tensor};
 use megaburn_autograd::backend_ops::cast;
-use megaburn_autograd::on_composed_backends;
-use megaburn_autograd::on_every_backend;
+use megaburn_autograd::{on_composed_backends, on_every_backend};
 
 /// Which algorithm computes a matrix product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,7 +105,11 @@ pub(crate) fn multiply_with<const D: usize>(
     Tensor::from_dispatch(<Dispatch as PlainGemm>::plain_gemm(a, b, options))
 }
 
-#[backend_extension(Cube: cfg(any(feature = "cuda", feature = "wgpu")), Flex, NdArray: cfg(feature = "ndarray"))]
+#[backend_extension(
+    Cube: cfg(any(feature = "cuda", feature = "wgpu")),
+    Flex,
+    NdArray: cfg(feature = "ndarray")
+)]
 trait PlainGemm: Backend {
     fn plain_gemm(
         a: FloatTensor<Self>,

@@ -37,21 +37,21 @@ pub(crate) fn plus(sum: Option<Tensor<2>>, term: Tensor<2>) -> Tensor<2> {
 
 on_composed_backends! {
     impl GradAccumFusion {
-    fn add_weight_gradient(
-        x: FloatTensor<Self>,
-        dy: FloatTensor<Self>,
-        sum: Option<Tensor<2>>,
-        _: Option<Tensor<2>>,
-        _: GemmAlgorithm,
-    ) -> Tensor<2> {
-        // A product in a narrow dtype would be rounded before it is added to the sum.
-        let [x, dy] = [x, dy].map(|x| cast::<Self>(x, FloatDType::F32));
-        plus(
-            sum,
-            Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)),
-        )
+        fn add_weight_gradient(
+            x: FloatTensor<Self>,
+            dy: FloatTensor<Self>,
+            sum: Option<Tensor<2>>,
+            _: Option<Tensor<2>>,
+            _: GemmAlgorithm,
+        ) -> Tensor<2> {
+            // A product in a narrow dtype would be rounded before it is added to the sum.
+            let [x, dy] = [x, dy].map(|x| cast::<Self>(x, FloatDType::F32));
+            plus(
+                sum,
+                Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)),
+            )
+        }
     }
-}
 }
 
 #[cfg(feature = "cuda")]

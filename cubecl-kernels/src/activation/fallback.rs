@@ -1,12 +1,12 @@
 //! Fallback for activations, composed of a backend's primitives.
 
-use megaburn_autograd::on_composed_backends;
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{BoolDType, FloatDType, Shape};
 use megaburn_autograd::backend_ops::{cast, compute_dtype, halves, last_dim, row, rows};
+use megaburn_autograd::on_composed_backends;
 
 use super::op::{
     ALPHA, Activate, Activation, ActivationGrads, ActivationInput, CLAMP, PointwiseFn,
@@ -14,21 +14,21 @@ use super::op::{
 
 on_composed_backends! {
     impl Activate {
-    fn forward(
-        activation: Activation,
-        input: ActivationInput<FloatTensor<Self>>,
-    ) -> FloatTensor<Self> {
-        forward::<Self>(activation, input)
-    }
+        fn forward(
+            activation: Activation,
+            input: ActivationInput<FloatTensor<Self>>,
+        ) -> FloatTensor<Self> {
+            forward::<Self>(activation, input)
+        }
 
-    fn backward(
-        activation: Activation,
-        input: ActivationInput<FloatTensor<Self>>,
-        dy: FloatTensor<Self>,
-    ) -> ActivationGrads<FloatTensor<Self>> {
-        backward::<Self>(activation, input, dy)
+        fn backward(
+            activation: Activation,
+            input: ActivationInput<FloatTensor<Self>>,
+            dy: FloatTensor<Self>,
+        ) -> ActivationGrads<FloatTensor<Self>> {
+            backward::<Self>(activation, input, dy)
+        }
     }
-}
 }
 
 pub(super) fn forward<B: Backend>(

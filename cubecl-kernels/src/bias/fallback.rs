@@ -12,14 +12,14 @@ use super::op::AddToRows;
 
 on_composed_backends! {
     impl ColumnSum {
-    fn column_sum(x: FloatTensor<Self>, groups: usize, dtype: DType) -> FloatTensor<Self> {
-        column_sum::<Self>(x, groups, dtype)
-    }
+        fn column_sum(x: FloatTensor<Self>, groups: usize, dtype: DType) -> FloatTensor<Self> {
+            column_sum::<Self>(x, groups, dtype)
+        }
 
-    fn add_column_sum(x: FloatTensor<Self>, sum: Option<Tensor<2>>) -> Tensor<2> {
-        add_column_sum::<Self>(x, sum)
+        fn add_column_sum(x: FloatTensor<Self>, sum: Option<Tensor<2>>) -> Tensor<2> {
+            add_column_sum::<Self>(x, sum)
+        }
     }
-}
 }
 
 /// See [`ColumnSum::column_sum`].
@@ -55,14 +55,14 @@ pub(super) fn add_column_sum<B: IntoPrimitive>(
 
 on_composed_backends! {
     impl AddToRows {
-    fn add_to_rows(
-        x: FloatTensor<Self>,
-        addend: FloatTensor<Self>,
-        groups: usize,
-    ) -> FloatTensor<Self> {
-        add_to_rows::<Self>(x, addend, groups)
+        fn add_to_rows(
+            x: FloatTensor<Self>,
+            addend: FloatTensor<Self>,
+            groups: usize,
+        ) -> FloatTensor<Self> {
+            add_to_rows::<Self>(x, addend, groups)
+        }
     }
-}
 }
 
 /// See [`AddToRows::add_to_rows`].

@@ -12,46 +12,47 @@ use super::options::CrossEntropyOptions;
 
 on_composed_backends! {
     impl VocabParallelLoss {
-    fn statistics(
-        logits: FloatTensor<Self>,
-        labels: IntTensor<Self>,
-        options: CrossEntropyOptions,
-    ) -> FloatTensor<Self> {
-        Self::unwrap(statistics(Self::wrap(logits), Tensor::from_primitive::<Self>(labels), options))
-    }
+        fn statistics(
+            logits: FloatTensor<Self>,
+            labels: IntTensor<Self>,
+            options: CrossEntropyOptions,
+        ) -> FloatTensor<Self> {
+            let labels = Tensor::from_primitive::<Self>(labels);
+            Self::unwrap(statistics(Self::wrap(logits), labels, options))
+        }
 
-    fn combined(
-        statistics: FloatTensor<Self>,
-        labels: IntTensor<Self>,
-        columns: usize,
-        options: CrossEntropyOptions,
-    ) -> FloatTensor<Self> {
-        Self::unwrap(combined(
-            Self::wrap(statistics),
-            Tensor::from_primitive::<Self>(labels),
-            columns,
-            options,
-        ))
-    }
+        fn combined(
+            statistics: FloatTensor<Self>,
+            labels: IntTensor<Self>,
+            columns: usize,
+            options: CrossEntropyOptions,
+        ) -> FloatTensor<Self> {
+            Self::unwrap(combined(
+                Self::wrap(statistics),
+                Tensor::from_primitive::<Self>(labels),
+                columns,
+                options,
+            ))
+        }
 
-    fn logit_gradient(
-        logits: FloatTensor<Self>,
-        labels: IntTensor<Self>,
-        rows: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        options: CrossEntropyOptions,
-    ) -> FloatTensor<Self> {
-        let rows = Self::wrap(rows);
-        let grad = Self::wrap(grad);
-        Self::unwrap(logit_gradient(
-            Self::wrap(logits),
-            Tensor::from_primitive::<Self>(labels),
-            rows,
-            grad,
-            options,
-        ))
+        fn logit_gradient(
+            logits: FloatTensor<Self>,
+            labels: IntTensor<Self>,
+            rows: FloatTensor<Self>,
+            grad: FloatTensor<Self>,
+            options: CrossEntropyOptions,
+        ) -> FloatTensor<Self> {
+            let rows = Self::wrap(rows);
+            let grad = Self::wrap(grad);
+            Self::unwrap(logit_gradient(
+                Self::wrap(logits),
+                Tensor::from_primitive::<Self>(labels),
+                rows,
+                grad,
+                options,
+            ))
+        }
     }
-}
 }
 
 /// The lower bound of a row's maximum: the maximum of a part without tokens, whose sum of

@@ -10,18 +10,18 @@ use super::op::{Drop, DropoutInput, Mask};
 
 on_composed_backends! {
     impl Drop {
-    fn forward(mask: &Mask, input: DropoutInput<FloatTensor<Self>>) -> FloatTensor<Self> {
-        forward::<Self>(mask, input)
-    }
+        fn forward(mask: &Mask, input: DropoutInput<FloatTensor<Self>>) -> FloatTensor<Self> {
+            forward::<Self>(mask, input)
+        }
 
-    fn backward(
-        mask: &Mask,
-        dy: FloatTensor<Self>,
-        bias: Option<DType>,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-        backward::<Self>(mask, dy, bias)
+        fn backward(
+            mask: &Mask,
+            dy: FloatTensor<Self>,
+            bias: Option<DType>,
+        ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+            backward::<Self>(mask, dy, bias)
+        }
     }
-}
 }
 
 pub(super) fn forward<B: Backend>(

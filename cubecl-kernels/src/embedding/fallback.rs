@@ -10,18 +10,21 @@ use super::op::{Rows, Tokens};
 
 on_composed_backends! {
     impl Rows {
-    fn take_rows(table: FloatTensor<Self>, tokens: Tokens<IntTensor<Self>>) -> FloatTensor<Self> {
-        take_rows::<Self>(table, tokens)
-    }
+        fn take_rows(
+            table: FloatTensor<Self>,
+            tokens: Tokens<IntTensor<Self>>,
+        ) -> FloatTensor<Self> {
+            take_rows::<Self>(table, tokens)
+        }
 
-    fn add_rows(
-        dy: FloatTensor<Self>,
-        tokens: Tokens<IntTensor<Self>>,
-        sum: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        add_rows::<Self>(dy, tokens, sum)
+        fn add_rows(
+            dy: FloatTensor<Self>,
+            tokens: Tokens<IntTensor<Self>>,
+            sum: FloatTensor<Self>,
+        ) -> FloatTensor<Self> {
+            add_rows::<Self>(dy, tokens, sum)
+        }
     }
-}
 }
 
 /// Returns row numbers, 0 for tokens without a row, and a function that zeroes the rows of these

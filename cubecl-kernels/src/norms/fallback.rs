@@ -16,33 +16,33 @@ use crate::bias::bias_gradient;
 
 on_composed_backends! {
     impl NormRows {
-    fn normed(
-        norm: Norm,
-        input: NormInput<FloatTensor<Self>>,
-        finds_amax: bool,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-        normed::<Self>(norm, input, finds_amax)
-    }
+        fn normed(
+            norm: Norm,
+            input: NormInput<FloatTensor<Self>>,
+            finds_amax: bool,
+        ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+            normed::<Self>(norm, input, finds_amax)
+        }
 
-    fn forward(
-        norm: Norm,
-        input: NormInput<FloatTensor<Self>>,
-        finds_amax: bool,
-    ) -> Normed<FloatTensor<Self>> {
-        forward::<Self>(norm, input, finds_amax)
-    }
+        fn forward(
+            norm: Norm,
+            input: NormInput<FloatTensor<Self>>,
+            finds_amax: bool,
+        ) -> Normed<FloatTensor<Self>> {
+            forward::<Self>(norm, input, finds_amax)
+        }
 
-    fn backward(
-        norm: Norm,
-        saved: SavedNorm<FloatTensor<Self>>,
-        dy: FloatTensor<Self>,
-        dsum: Option<FloatTensor<Self>>,
-        sums: &NormGrads,
-        finds_amax: bool,
-    ) -> NormInputGrads<FloatTensor<Self>> {
-        backward::<Self>(norm, saved, dy, dsum, sums, finds_amax)
+        fn backward(
+            norm: Norm,
+            saved: SavedNorm<FloatTensor<Self>>,
+            dy: FloatTensor<Self>,
+            dsum: Option<FloatTensor<Self>>,
+            sums: &NormGrads,
+            finds_amax: bool,
+        ) -> NormInputGrads<FloatTensor<Self>> {
+            backward::<Self>(norm, saved, dy, dsum, sums, finds_amax)
+        }
     }
-}
 }
 
 pub(super) fn normed<B: NormRows>(

@@ -17,65 +17,65 @@ use crate::gradient_accumulation_fusion::plus;
 
 on_composed_backends! {
     impl QuantizedOps {
-    /// The numbers that the elements stand for, in f32.
-    type Operand = FloatTensor<Self>;
+        /// The numbers that the elements stand for, in f32.
+        type Operand = FloatTensor<Self>;
 
-    fn largest_magnitude(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let device = Self::wrap::<2>(x.clone()).device();
-        let amax = largest_magnitude(elements::<Self>(x));
-        Self::unwrap(Tensor::<1>::from_floats([amax], &device))
-    }
+        fn largest_magnitude(x: FloatTensor<Self>) -> FloatTensor<Self> {
+            let device = Self::wrap::<2>(x.clone()).device();
+            let amax = largest_magnitude(elements::<Self>(x));
+            Self::unwrap(Tensor::<1>::from_floats([amax], &device))
+        }
 
-    fn quantize_matrix(
-        x: FloatTensor<Self>,
-        amax: Option<FloatTensor<Self>>,
-        how: Quantization,
-    ) -> Quantized<FloatTensor<Self>> {
-        let amaxes = amax.map(elements::<Self>);
-        let along = |summed| {
-            let amax = amaxes.as_ref().map(|all| all[how.amax_index(summed)]);
-            quantized::<Self>(how.source::<Self>(x.clone(), summed), amax, &how, summed)
-        };
-        Quantized {
-            rows: how.rows.then(|| swapped::<Self>(along(SummedDim::Rows))),
-            cols: how.cols.then(|| along(SummedDim::Cols)),
+        fn quantize_matrix(
+            x: FloatTensor<Self>,
+            amax: Option<FloatTensor<Self>>,
+            how: Quantization,
+        ) -> Quantized<FloatTensor<Self>> {
+            let amaxes = amax.map(elements::<Self>);
+            let along = |summed| {
+                let amax = amaxes.as_ref().map(|all| all[how.amax_index(summed)]);
+                quantized::<Self>(how.source::<Self>(x.clone(), summed), amax, &how, summed)
+            };
+            Quantized {
+                rows: how.rows.then(|| swapped::<Self>(along(SummedDim::Rows))),
+                cols: how.cols.then(|| along(SummedDim::Cols)),
+            }
+        }
+
+        fn numbers_of(operand: FloatTensor<Self>) -> FloatTensor<Self> {
+            operand
+        }
+
+        fn gathered(own: FloatTensor<Self>, over: &dyn ShardCollectives) -> FloatTensor<Self> {
+            Self::unwrap(over.gather(Self::wrap(own)))
+        }
+
+        fn transposed(operand: FloatTensor<Self>) -> FloatTensor<Self> {
+            swapped::<Self>(operand)
+        }
+
+        fn quantized_product(
+            a: FloatTensor<Self>,
+            b: FloatTensor<Self>,
+            dtype: FloatDType,
+            _: ProductOf,
+            _: GemmAlgorithm,
+        ) -> FloatTensor<Self> {
+            cast::<Self>(Self::float_matmul(a, swapped::<Self>(b)), dtype)
+        }
+
+        fn add_quantized_product(
+            a: FloatTensor<Self>,
+            b: FloatTensor<Self>,
+            sum: Option<Tensor<2>>,
+            _: Option<Tensor<2>>,
+            algorithm: GemmAlgorithm,
+        ) -> Tensor<2> {
+            let of = ProductOf::WeightGradient;
+            let product = Self::quantized_product(a, b, FloatDType::F32, of, algorithm);
+            plus(sum, Self::wrap(product))
         }
     }
-
-    fn numbers_of(operand: FloatTensor<Self>) -> FloatTensor<Self> {
-        operand
-    }
-
-    fn gathered(own: FloatTensor<Self>, over: &dyn ShardCollectives) -> FloatTensor<Self> {
-        Self::unwrap(over.gather(Self::wrap(own)))
-    }
-
-    fn transposed(operand: FloatTensor<Self>) -> FloatTensor<Self> {
-        swapped::<Self>(operand)
-    }
-
-    fn quantized_product(
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        dtype: FloatDType,
-        _: ProductOf,
-        _: GemmAlgorithm,
-    ) -> FloatTensor<Self> {
-        cast::<Self>(Self::float_matmul(a, swapped::<Self>(b)), dtype)
-    }
-
-    fn add_quantized_product(
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        sum: Option<Tensor<2>>,
-        _: Option<Tensor<2>>,
-        algorithm: GemmAlgorithm,
-    ) -> Tensor<2> {
-        let of = ProductOf::WeightGradient;
-        let product = Self::quantized_product(a, b, FloatDType::F32, of, algorithm);
-        plus(sum, Self::wrap(product))
-    }
-}
 }
 
 /// All elements, in f32.

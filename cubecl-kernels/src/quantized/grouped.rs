@@ -50,7 +50,11 @@ pub(crate) struct GroupsBackward {
     pub(crate) overlapped_wgrads: Option<OverlappedWgrads>,
 }
 
-#[backend_extension(Cube: cfg(any(feature = "cuda", feature = "wgpu")), Flex, NdArray: cfg(feature = "ndarray"))]
+#[backend_extension(
+    Cube: cfg(any(feature = "cuda", feature = "wgpu")),
+    Flex,
+    NdArray: cfg(feature = "ndarray")
+)]
 pub(crate) trait QuantizedGroupOps: Backend {
     /// The products of the rows and their matrices. If a weight is trained, `saved` receives the
     /// input, or what is needed to quantise it again.

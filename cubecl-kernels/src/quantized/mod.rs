@@ -163,7 +163,11 @@ pub fn is_emulated(recipe: &QuantizationRecipe, device: &Device) -> bool {
     !has_products || recipe.block_len().is_some()
 }
 
-#[backend_extension(Cube: cfg(any(feature = "cuda", feature = "wgpu")), Flex, NdArray: cfg(feature = "ndarray"))]
+#[backend_extension(
+    Cube: cfg(any(feature = "cuda", feature = "wgpu")),
+    Flex,
+    NdArray: cfg(feature = "ndarray")
+)]
 trait QuantizedNumbers: Backend {
     fn numbers(x: FloatTensor<Self>, how: Quantization) -> FloatTensor<Self>;
 }

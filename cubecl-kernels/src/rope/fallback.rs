@@ -11,16 +11,16 @@ use super::table::RopeLayout;
 
 on_composed_backends! {
     impl Rotate {
-    fn rotate(
-        x: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        layout: RopeLayout,
-        turn: RopeDirection,
-    ) -> FloatTensor<Self> {
-        rotate::<Self>(x, cos, sin, layout, turn)
+        fn rotate(
+            x: FloatTensor<Self>,
+            cos: FloatTensor<Self>,
+            sin: FloatTensor<Self>,
+            layout: RopeLayout,
+            turn: RopeDirection,
+        ) -> FloatTensor<Self> {
+            rotate::<Self>(x, cos, sin, layout, turn)
+        }
     }
-}
 }
 
 /// See [`Rotate::rotate`].

@@ -1,11 +1,10 @@
 //! The operation that all region functions share, whose backward step runs the conjugate move.
 
 use burn::{
-    backend::{Backend, Flex, TensorMetadata, tensor::FloatTensor},
+    backend::{Backend, TensorMetadata, tensor::FloatTensor},
     tensor::Tensor,
 };
-use megaburn_autograd::on_composed_backends;
-use megaburn_autograd::{FusedOp, InputGrads, fused};
+use megaburn_autograd::{FusedOp, InputGrads, fused, on_composed_backends};
 
 use crate::{
     error::CollectiveError,
@@ -58,10 +57,10 @@ pub(crate) trait RegionOps: Backend {
 
 on_composed_backends! {
     impl RegionOps {
-    fn region(x: FloatTensor<Self>, region: Region) -> FloatTensor<Self> {
-        on_host::<Self>(x, &region)
+        fn region(x: FloatTensor<Self>, region: Region) -> FloatTensor<Self> {
+            on_host::<Self>(x, &region)
+        }
     }
-}
 }
 
 /// Moves the data through host memory. This is correct for every backend, and fast where the device

@@ -7,13 +7,13 @@ mod block;
 mod distances;
 pub(super) mod scores;
 
-use megaburn_autograd::on_composed_backends;
 use std::ops::Range;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, Slice};
 use megaburn_autograd::backend_ops::{cast, compute_dtype};
+use megaburn_autograd::on_composed_backends;
 
 use super::fused::{Fused, FusedGradients, Saved};
 use super::options::{AttentionOptions, Piece};
@@ -23,20 +23,23 @@ use block::{Block, accumulate, by_head, by_position};
 
 on_composed_backends! {
     impl Fused {
-    fn fused(
-        _: &FloatTensor<Self>,
-        _: &FloatTensor<Self>,
-        _: &FloatTensor<Self>,
-        _: Option<&FloatTensor<Self>>,
-        _: &AttentionOptions,
-    ) -> Option<Saved<FloatTensor<Self>>> {
-        None
-    }
+        fn fused(
+            _: &FloatTensor<Self>,
+            _: &FloatTensor<Self>,
+            _: &FloatTensor<Self>,
+            _: Option<&FloatTensor<Self>>,
+            _: &AttentionOptions,
+        ) -> Option<Saved<FloatTensor<Self>>> {
+            None
+        }
 
-    fn fused_gradients(_: Saved<FloatTensor<Self>>, _: FloatTensor<Self>) -> FusedGradients<Self> {
-        unreachable!("the forward pass saved nothing")
+        fn fused_gradients(
+            _: Saved<FloatTensor<Self>>,
+            _: FloatTensor<Self>,
+        ) -> FusedGradients<Self> {
+            unreachable!("the forward pass saved nothing")
+        }
     }
-}
 }
 
 /// What is saved for backward.

@@ -1,33 +1,33 @@
 //! The softmax of the scores and its gradient, composed of a backend's primitives.
 
-use megaburn_autograd::on_composed_backends;
 use std::ops::Range;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape, TensorData};
 use megaburn_autograd::backend_ops::cast;
+use megaburn_autograd::on_composed_backends;
 
 use crate::attention::scores::{Scores, Visible};
 
 on_composed_backends! {
     impl Scores {
-    fn probabilities(
-        scores: FloatTensor<Self>,
-        visible: &Visible<'_>,
-        dtype: FloatDType,
-    ) -> FloatTensor<Self> {
-        probabilities::<Self>(scores, visible, dtype)
-    }
+        fn probabilities(
+            scores: FloatTensor<Self>,
+            visible: &Visible<'_>,
+            dtype: FloatDType,
+        ) -> FloatTensor<Self> {
+            probabilities::<Self>(scores, visible, dtype)
+        }
 
-    fn score_gradient(
-        p: FloatTensor<Self>,
-        dp: FloatTensor<Self>,
-        output: Option<(FloatTensor<Self>, FloatTensor<Self>)>,
-    ) -> FloatTensor<Self> {
-        score_gradient::<Self>(p, dp, output)
+        fn score_gradient(
+            p: FloatTensor<Self>,
+            dp: FloatTensor<Self>,
+            output: Option<(FloatTensor<Self>, FloatTensor<Self>)>,
+        ) -> FloatTensor<Self> {
+            score_gradient::<Self>(p, dp, output)
+        }
     }
-}
 }
 
 /// See [`Scores::probabilities`].

@@ -11,7 +11,11 @@ use super::options::CrossEntropyOptions;
 pub(super) use fused_linear::{LinearLossOptions, LinearLosses};
 
 /// The steps of the loss on one part of the logits, by backend.
-#[backend_extension(Cube: cfg(any(feature = "cuda", feature = "wgpu")), Flex, NdArray: cfg(feature = "ndarray"))]
+#[backend_extension(
+    Cube: cfg(any(feature = "cuda", feature = "wgpu")),
+    Flex,
+    NdArray: cfg(feature = "ndarray")
+)]
 pub(crate) trait VocabParallelLoss: Backend {
     /// The statistics of each row over this part's tokens: the maximum `m`, the sum of
     /// `exp(x - m)`, the target's `x` (0 if it is in another part) and the sum of `x - m` (any

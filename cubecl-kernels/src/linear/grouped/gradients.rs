@@ -104,7 +104,11 @@ fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained], choice: GroupedGemmCh
     }
 }
 
-#[backend_extension(Cube: cfg(any(feature = "cuda", feature = "wgpu")), Flex, NdArray: cfg(feature = "ndarray"))]
+#[backend_extension(
+    Cube: cfg(any(feature = "cuda", feature = "wgpu")),
+    Flex,
+    NdArray: cfg(feature = "ndarray")
+)]
 pub(crate) trait GroupOps: Backend {
     /// `xᵀ dy`; with `sum` the product is added there, and `dy` is returned.
     fn of_weight(

@@ -8,7 +8,7 @@ use super::options::{AdamwState, AdamwStep};
 use super::{checks, reference};
 #[cfg(feature = "cuda")]
 use crate::gpu::is_on_gpu;
-use crate::quantized::largest_magnitude_of;
+use crate::quantized::largest_magnitude;
 
 /// Returns the state after one step with `grad`, in f32, bf16 or f16.
 ///
@@ -107,7 +107,7 @@ fn each(
     all.map(|(state, grad)| {
         let new = reference::adamw(state, grad, factor.clone(), step);
         let param = new.rounded.as_ref().unwrap_or(&new.param);
-        let amax = finds_amaxes.then(|| largest_magnitude_of(param.clone()));
+        let amax = finds_amaxes.then(|| largest_magnitude(param.clone()));
         (new, amax)
     })
     .collect()

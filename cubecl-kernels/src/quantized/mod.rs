@@ -28,10 +28,10 @@ mod tests;
 #[cfg(feature = "cuda")]
 use burn::backend::DispatchDevice;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Device, Tensor};
 use megaburn_autograd::backend_ops::slice_rows;
-use megaburn_autograd::{IntoPrimitive, fused, on_every_backend};
+use megaburn_autograd::{fused, on_every_backend};
 
 pub use amax::{AmaxReduction, AmaxSource, DelayedAmax};
 pub use counts::{MatrixCounts, QuantizationCounts};
@@ -124,11 +124,6 @@ pub fn quantized_numbers(
         x.into_dispatch(),
         how,
     ))
-}
-
-/// The largest magnitude of a tensor on the CPU, `[1]` in f32; NaN if it has a NaN.
-pub(crate) fn largest_magnitude_of(x: Tensor<1>) -> Tensor<1> {
-    Flex::wrap(Flex::largest_magnitude(Flex::unwrap(x)))
 }
 
 /// Whether matrices can be quantised on a device: on CPUs, and on NVIDIA GPUs of compute capability

@@ -22,6 +22,7 @@ mod context;
 mod data;
 mod data_order;
 mod dataset;
+mod device_types;
 mod documents;
 mod exits;
 mod expert_blocks;

@@ -1,7 +1,5 @@
 //! `[[precision.schedule]]`: recipes that follow each other in a run.
 
-use burn::tensor::Device;
-use megaburn_kernels::can_quantize;
 use megaburn_models::decoder::Precision;
 
 use super::{
@@ -111,15 +109,8 @@ impl PrecisionConfig {
 }
 
 impl TrainConfig {
-    /// Refuses a device that cannot quantise.
-    ///
-    /// # Errors
-    /// A phase quantises, and the device is a GPU without the instructions.
-    pub(crate) fn check_device(&self, device: &Device) -> Result<(), TrainError> {
-        self.check_quantizing(can_quantize(device))
-    }
-
-    fn check_quantizing(&self, can_quantize: bool) -> Result<(), TrainError> {
+    /// Refuses a device that cannot quantise, if a phase quantises.
+    pub(super) fn check_quantizing(&self, can_quantize: bool) -> Result<(), TrainError> {
         let rule = "\"bf16\" on this GPU: FP8 needs compute capability 8.9 or higher (Ada, Hopper)";
         self.check_phases(|phase| {
             let precision = &phase.precision;

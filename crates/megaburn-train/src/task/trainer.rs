@@ -62,7 +62,8 @@ impl<T: TrainTask> ModelTrainer<T> {
     /// A trainer at step 0. `groups` determines the layout; the one in `config` is ignored.
     ///
     /// # Errors
-    /// The layout does not split the model or the batch, the data has no samples, or the task fails.
+    /// The layout does not split the model or the batch, the data has no samples, the device cannot
+    /// compute in `train.dtype`, or the task fails.
     /// # Collective
     /// No communication.
     pub fn new(
@@ -76,6 +77,7 @@ impl<T: TrainTask> ModelTrainer<T> {
         let split = task.pipeline(&config.task, train.train.micro_batch);
         config.check_layout(&groups.layout(), (&task.name(), split.as_ref()))?;
         config.check_data(&data)?;
+        train.check_device(&device)?;
         // Without a pipeline the model is one stage.
         let split = split.unwrap_or_else(|| PipelineSplit::new(0, [0; 3]));
         let pipeline = Pipeline::of_layers(

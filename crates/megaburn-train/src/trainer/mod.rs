@@ -122,7 +122,8 @@ impl Trainer {
     /// weights.) `groups` determines the layout; the one in `config` is ignored.
     ///
     /// # Errors
-    /// The layout does not split the model or the batch, or the data is shorter than one sample.
+    /// The layout does not split the model or the batch, the data is shorter than one sample, or the
+    /// device cannot compute in `train.dtype`.
     /// # Collective
     /// No communication.
     pub fn new(

@@ -35,7 +35,8 @@ pub(crate) fn run(over: Over, device: &Device) -> Result<Values, String> {
         Ok::<_, CollectiveError>(found)
     })?;
     let named = |(rank, found): (usize, Values)| {
-        let name = move |(name, values)| (format!("{name} on rank {rank}"), values);
+        let name =
+            move |(name, values): (String, Vec<f32>)| (format!("{name} on rank {rank}"), values);
         found.into_iter().map(name)
     };
     Ok(ranks.into_iter().enumerate().flat_map(named).collect())

@@ -78,7 +78,7 @@ impl Layer {
                     shape,
                     sequence_parallel: sequence_parallel && ranks > 1,
                 };
-                let named = |(name, values)| {
+                let named = |(name, values): (String, Vec<f32>)| {
                     let sequence = if sequence_parallel { ", sp" } else { "" };
                     (format!("{name} at {shape:?}{sequence}"), values)
                 };
@@ -173,6 +173,8 @@ impl Layer {
                 };
                 let layout = Layout {
                     tp: trial.ranks,
+                    etp: trial.ranks,
+                    sp: sequence_parallel,
                     ..Layout::SINGLE
                 };
                 trial.run(

@@ -78,7 +78,8 @@ impl Training {
     /// The losses and gradient norms of three steps and the evaluated loss after them, and the weights.
     pub(crate) fn run(&self, device: &Device) -> Result<Values, String> {
         let text = |error: TrainError| error.to_string();
-        let layout: Layout = self.layout.parse().map_err(|error| format!("{error}"))?;
+        let layout = self.layout.parse::<Layout>();
+        let layout = layout.map_err(|error| error.to_string())?;
         let config = Arc::new(self.config().map_err(text)?);
         let data = Arc::new(RunData::load(&config).map_err(text)?);
         let ranks = on_ranks(

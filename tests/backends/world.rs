@@ -108,8 +108,7 @@ pub(crate) fn compare(found: &Values, expected: &Values, tolerance: f64) -> Resu
             return Err(format!("{name}: {} values of {}", values.len(), of.len()));
         }
         let distance = relative_distance(values, of);
-        // NaN is not within the tolerance.
-        if !(distance <= tolerance) {
+        if distance.is_nan() || distance > tolerance {
             return Err(format!("{name} is {distance:.1e} from Flex"));
         }
         largest = largest.max(distance);

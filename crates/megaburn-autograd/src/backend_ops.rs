@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, FloatDType, Shape, Slice, Tensor};
+use burn::backend::{Backend, TensorMetadata, get_device_settings};
+use burn::tensor::{BoolDType, DType, FloatDType, Shape, Slice, Tensor};
 
 /// The dtype that statistics are computed in: f64 for f64, f32 for everything narrower.
 pub fn compute_dtype(dtype: DType) -> FloatDType {
@@ -13,6 +13,11 @@ pub fn compute_dtype(dtype: DType) -> FloatDType {
     } else {
         FloatDType::F32
     }
+}
+
+/// The dtype of truth values on a device: not all backends have Rust's own `bool`.
+pub fn bool_dtype<B: Backend>(device: &B::Device) -> BoolDType {
+    get_device_settings::<B>(device).bool_dtype
 }
 
 /// `x` in `dtype`; a no-op if it has that dtype already.

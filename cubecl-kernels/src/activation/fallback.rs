@@ -4,8 +4,8 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{BoolDType, FloatDType, Shape};
-use megaburn_autograd::backend_ops::{cast, compute_dtype, halves, last_dim, row, rows};
+use burn::tensor::{FloatDType, Shape};
+use megaburn_autograd::backend_ops::{bool_dtype, cast, compute_dtype, halves, last_dim, row, rows};
 use megaburn_autograd::on_composed_backends;
 
 use super::op::{
@@ -156,7 +156,7 @@ fn at_most<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let device = x.device();
     let dtype = x.dtype();
     let ones = B::float_ones(x.shape(), &device, dtype.into());
-    let beyond = B::float_greater_elem(x, CLAMP.into(), BoolDType::Native);
+    let beyond = B::float_greater_elem(x, CLAMP.into(), bool_dtype::<B>(&device));
     B::float_mask_fill(ones, beyond, 0.0.into())
 }
 

@@ -2,8 +2,8 @@
 
 use burn::backend::tensor::{FloatTensor, IndexingUpdateOp, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{BoolDType, Shape};
-use megaburn_autograd::backend_ops::cast;
+use burn::tensor::Shape;
+use megaburn_autograd::backend_ops::{bool_dtype, cast};
 use megaburn_autograd::on_composed_backends;
 
 use super::op::{Rows, Tokens};
@@ -38,9 +38,9 @@ fn masked<B: Backend>(
         None => (ids, None),
         Some(first) => {
             let local = B::int_sub_scalar(ids, (first as i64).into());
-            let below = B::int_lower_elem(local.clone(), 0i64.into(), BoolDType::Native);
-            let above =
-                B::int_greater_equal_elem(local.clone(), (rows as i64).into(), BoolDType::Native);
+            let bools = bool_dtype::<B>(&local.device());
+            let below = B::int_lower_elem(local.clone(), 0i64.into(), bools);
+            let above = B::int_greater_equal_elem(local.clone(), (rows as i64).into(), bools);
             let outside = B::bool_or(below, above);
             (
                 B::int_mask_fill(local, outside.clone(), 0i64.into()),

@@ -1,9 +1,10 @@
 //! A maximum that propagates NaN, built from one that drops it.
 
 use burn::{
-    backend::{Backend, TensorMetadata, get_device_settings, tensor::FloatTensor},
+    backend::{Backend, TensorMetadata, tensor::FloatTensor},
     tensor::{FloatDType, Shape, Slice},
 };
+use megaburn_autograd::backend_ops::bool_dtype;
 
 /// The elementwise maximum over the members, NaN where any member has NaN, although `max` may drop
 /// NaN as NCCL's does. NaN is sent as minus infinity, together with a second row that marks its
@@ -19,7 +20,7 @@ pub(crate) fn nan_propagating_max<B: Backend, E>(
     let device = x.device();
     let count = shape.num_elements();
     let dtype = FloatDType::from(x.dtype());
-    let bools = get_device_settings::<B>(&device).bool_dtype;
+    let bools = bool_dtype::<B>(&device);
     let x = B::float_reshape(x, Shape::new([1, count]));
     let nan = B::float_is_nan(x.clone(), bools);
     let values = B::float_mask_fill(x, nan.clone(), f64::NEG_INFINITY.into());

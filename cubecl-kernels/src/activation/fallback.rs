@@ -5,7 +5,9 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
-use megaburn_autograd::backend_ops::{bool_dtype, cast, compute_dtype, halves, last_dim, row, rows};
+use megaburn_autograd::backend_ops::{
+    bool_dtype, cast, compute_dtype, halves, last_dim, row, rows,
+};
 use megaburn_autograd::on_composed_backends;
 
 use super::op::{

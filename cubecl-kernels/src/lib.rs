@@ -33,6 +33,8 @@
 
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]
+// Burn has deprecated NdArray, and still has it.
+#![cfg_attr(feature = "ndarray", allow(deprecated))]
 
 #[cfg(not(feature = "flex"))]
 compile_error!("megaburn-kernels has no backend: enable its feature `flex`");

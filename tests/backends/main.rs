@@ -27,6 +27,7 @@ use crate::{
 /// The backends of the table, and the device of each that is built in.
 fn backends() -> [(&'static str, Option<Device>); 3] {
     #[cfg(feature = "ndarray")]
+    #[expect(deprecated, reason = "Burn still has it")]
     let ndarray = Some(Device::ndarray());
     #[cfg(not(feature = "ndarray"))]
     let ndarray = None;

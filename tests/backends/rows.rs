@@ -64,6 +64,10 @@ const TRAININGS: &[(&str, Training)] = &[
     ("Llama, pipeline", Training::new("pp2", &[])),
     ("Llama, context parallel", Training::new("cp2", &[])),
     ("Llama, ZeRO-1", Training::new("dp2", &["parallel.zero=1"])),
+    (
+        "Llama, ZeRO-2, by checkpoints to Flex and back",
+        Training::new("tp2-dp2", &["parallel.zero=2"]).moving(),
+    ),
     ("Llama, ZeRO-3", Training::new("dp2", &["parallel.zero=3"])),
     (
         "Llama, Muon, recomputed layers",
@@ -87,6 +91,22 @@ const TRAININGS: &[(&str, Training)] = &[
         ),
     ),
     ("Gemma 2", Training::new("tp2-sp", &["model.family=gemma2"])),
+    (
+        "DeepSeek-V3, latent attention, expert parallel",
+        Training::new(
+            "dp2-ep2",
+            &[
+                "model.family=deepseek_v3",
+                "model.kv_heads=4",
+                "model.experts.num=4",
+                "moe.bias_update=sign",
+            ],
+        ),
+    ),
+    (
+        "gpt-oss, sinks, experts split",
+        Training::new("tp2-sp", &["model.family=gpt_oss", "model.experts.num=4"]),
+    ),
     (
         "Mixtral, expert parallel",
         Training::new(

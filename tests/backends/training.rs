@@ -37,33 +37,47 @@ eps = 1e-5
 warmup_steps = 0
 ";
 
+/// The number of steps.
+const STEPS: u64 = 3;
+
 /// A training: how its ranks are connected, their layout, and its settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Training {
-    pub(crate) over: Over,
     pub(crate) layout: &'static str,
-    pub(crate) sets: &'static [&'static str],
+    over: Over,
+    sets: &'static [&'static str],
+    /// Whether each step is taken by a new trainer, which resumes from a checkpoint of the last one: the
+    /// second step on Flex, the others on the backend.
+    moves: bool,
 }
 
 impl Training {
     pub(crate) const fn new(layout: &'static str, sets: &'static [&'static str]) -> Self {
-        let over = Over::Threads;
-        Self { over, layout, sets }
+        Self {
+            layout,
+            over: Over::Threads,
+            sets,
+            moves: false,
+        }
     }
 
     pub(crate) const fn over_tcp(self) -> Self {
-        let over = Over::Tcp;
-        Self { over, ..self }
-    }
-
-    /// The same training on one rank.
-    pub(crate) const fn alone(self) -> Self {
-        let layout = "tp1";
         Self {
-            over: Over::Threads,
-            layout,
+            over: Over::Tcp,
             ..self
         }
+    }
+
+    pub(crate) const fn moving(self) -> Self {
+        Self {
+            moves: true,
+            ..self
+        }
+    }
+
+    /// The same training on one rank, without checkpoints.
+    pub(crate) const fn alone(self) -> Self {
+        Self::new("tp1", self.sets)
     }
 
     fn config(&self) -> Result<TrainConfig, TrainError> {
@@ -75,37 +89,67 @@ impl Training {
         layers.load()
     }
 
-    /// The losses and gradient norms of three steps and the evaluated loss after them, and the weights.
+    /// The losses and gradient norms of the steps and the evaluated loss after them, and the weights.
     pub(crate) fn run(&self, device: &Device) -> Result<Values, String> {
-        let text = |error: TrainError| error.to_string();
+        let mut config = self.config().map_err(|error| error.to_string())?;
+        let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+        config.run.dir = folder.path().join("run").display().to_string();
+        let data = RunData::load(&config).map_err(|error| error.to_string())?;
+        let (config, data) = (Arc::new(config), Arc::new(data));
+
+        let flex = Device::flex();
+        let devices = if self.moves {
+            vec![device, &flex, device]
+        } else {
+            vec![device]
+        };
+        let mut numbers = Vec::new();
+        let mut values = Values::new();
+        for device in devices {
+            let (of_part, weights) = self.part(config.clone(), data.clone(), device)?;
+            numbers.extend(of_part);
+            values = weights;
+        }
+        values.insert("losses and gradient norms".into(), numbers);
+        Ok(values)
+    }
+
+    /// The numbers of the next steps, and the weights after them.
+    fn part(
+        &self,
+        config: Arc<TrainConfig>,
+        data: Arc<RunData>,
+        device: &Device,
+    ) -> Result<(Vec<f32>, Values), String> {
         let layout = self.layout.parse::<Layout>();
         let layout = layout.map_err(|error| error.to_string())?;
-        let config = Arc::new(self.config().map_err(text)?);
-        let data = Arc::new(RunData::load(&config).map_err(text)?);
-        let ranks = on_ranks(
-            self.over,
-            layout.world_size(),
-            config.run.seed,
-            |world: Group| {
-                let groups = ProcessGroups::new(&world, layout)?;
-                let device = device.clone().autodiff();
-                let mut trainer = Trainer::new(config.clone(), groups, device, data.clone())?;
-                let mut numbers = Vec::new();
-                for _ in 0..3 {
-                    let step = trainer.step()?;
-                    numbers.extend([step.loss as f32, step.grad_norm as f32]);
+        let size = layout.world_size();
+        let ranks = on_ranks(self.over, size, config.run.seed, |world: Group| {
+            let groups = ProcessGroups::new(&world, layout)?;
+            let device = device.clone().autodiff();
+            let mut trainer = Trainer::new(config.clone(), groups, device, data.clone())?;
+            if self.moves {
+                trainer.resume()?;
+            }
+            let mut numbers = Vec::new();
+            while trainer.progress().step < STEPS {
+                let step = trainer.step()?;
+                numbers.extend([step.loss as f32, step.grad_norm as f32]);
+                if self.moves {
+                    trainer.save()?;
+                    break;
                 }
+            }
+            if trainer.progress().step == STEPS {
                 numbers.push(trainer.evaluate()?.eval_loss as f32);
-                Ok::<_, TrainError>((numbers, local_params(&trainer)?))
-            },
-        )?;
+            }
+            Ok::<_, TrainError>((numbers, local_params(&trainer)?))
+        })?;
         let (mut numbers, params): (Vec<_>, Vec<_>) = ranks.into_iter().unzip();
         if numbers.iter().any(|of_rank| *of_rank != numbers[0]) {
             return Err(format!("the ranks report different losses: {numbers:?}"));
         }
-        let mut values = gather(&params);
-        values.insert("losses and gradient norms".into(), numbers.remove(0));
-        Ok(values)
+        Ok((numbers.remove(0), gather(&params)))
     }
 }
 

@@ -40,6 +40,8 @@
 
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]
+// Burn has deprecated NdArray, and still has it.
+#![cfg_attr(feature = "ndarray", allow(deprecated))]
 
 pub mod arg_check;
 pub mod backend_ops;

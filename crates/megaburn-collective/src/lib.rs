@@ -17,6 +17,8 @@
 
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]
+// Burn has deprecated NdArray, and still has it.
+#![cfg_attr(feature = "ndarray", allow(deprecated))]
 // The macros panic if their output cannot be written (closed pipe), so they are denied.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 

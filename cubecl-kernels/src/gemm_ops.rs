@@ -77,7 +77,10 @@ pub(crate) trait GemmOps: Backend {
         bias: Option<FloatTensor<Self>>,
         _: GemmAlgorithm,
     ) -> FloatTensor<Self> {
-        Self::linear(x, w, bias)
+        match without_elements::<Self>(&x, &w, x.dtype().into()) {
+            Some(y) if y.shape().num_elements() == 0 => y,
+            _ => Self::linear(x, w, bias),
+        }
     }
 }
 
@@ -130,12 +133,34 @@ on_every_backend! {
     }
 }
 
+/// The product of `a` and `b` if one has no elements, which not all backends multiply: zeros if only the
+/// dimension that is summed over is 0. `None` if both have elements.
+pub(crate) fn without_elements<B: Backend>(
+    a: &FloatTensor<B>,
+    b: &FloatTensor<B>,
+    dtype: FloatDType,
+) -> Option<FloatTensor<B>> {
+    if a.shape().num_elements() > 0 && b.shape().num_elements() > 0 {
+        return None;
+    }
+    let mut shape = a.shape();
+    let last = a.rank() - 1;
+    shape[last] = b.shape()[last];
+    Some(match shape.num_elements() {
+        0 => B::float_empty(shape, &a.device(), dtype),
+        _ => B::float_zeros(shape, &a.device(), dtype),
+    })
+}
+
 fn gemm_in_f32<B: Backend>(
     a: FloatTensor<B>,
     b: FloatTensor<B>,
     options: ProductOptions,
 ) -> FloatTensor<B> {
     let ProductOptions { scale, dtype, .. } = options;
+    if let Some(product) = without_elements::<B>(&a, &b, dtype) {
+        return product;
+    }
     let wide = megaburn_autograd::backend_ops::compute_dtype(a.dtype());
     let a = cast::<B>(a, wide);
     let a = if scale == 1.0 {

@@ -8,7 +8,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use megaburn_autograd::backend_ops::cast;
 use megaburn_autograd::on_composed_backends;
 
-use crate::gemm_ops::{GemmAlgorithm, GemmOps};
+use crate::gemm_ops::{GemmAlgorithm, GemmOps, swapped, without_elements};
 
 /// The weight-gradient product of a backend.
 pub(crate) trait GradAccumFusion: GemmOps {
@@ -46,10 +46,10 @@ on_composed_backends! {
         ) -> Tensor<2> {
             // A product in a narrow dtype would be rounded before it is added to the sum.
             let [x, dy] = [x, dy].map(|x| cast::<Self>(x, FloatDType::F32));
-            plus(
-                sum,
-                Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)),
-            )
+            let of_no_rows = swapped::<Self>(x.clone());
+            let of_no_rows = without_elements::<Self>(&of_no_rows, &dy, FloatDType::F32);
+            let product = of_no_rows.unwrap_or_else(|| Self::linear_weight_backward(x, dy));
+            plus(sum, Tensor::from_primitive::<Self>(product))
         }
     }
 }
@@ -60,8 +60,8 @@ mod cube {
     use megaburn_cuda::{CudaQueue, gemm, tensor};
 
     use super::*;
+    use crate::gemm_ops::ProductOptions;
     use crate::gemm_ops::cube::{cublas_options, done};
-    use crate::gemm_ops::{ProductOptions, swapped};
 
     impl GradAccumFusion for Cube {
         fn add_weight_gradient(

@@ -12,7 +12,7 @@ use super::operands::{ProductOf, Quantization, Quantized, QuantizedOps};
 use super::recipe::{Scaling, SummedDim};
 use super::scale::{Scale, largest_magnitude};
 use super::sequence_shards::ShardCollectives;
-use crate::gemm_ops::{GemmAlgorithm, swapped};
+use crate::gemm_ops::{GemmAlgorithm, swapped, without_elements};
 use crate::gradient_accumulation_fusion::plus;
 
 on_composed_backends! {
@@ -61,7 +61,9 @@ on_composed_backends! {
             _: ProductOf,
             _: GemmAlgorithm,
         ) -> FloatTensor<Self> {
-            cast::<Self>(Self::float_matmul(a, swapped::<Self>(b)), dtype)
+            let b = swapped::<Self>(b);
+            let of_no_rows = without_elements::<Self>(&a, &b, dtype);
+            of_no_rows.unwrap_or_else(|| cast::<Self>(Self::float_matmul(a, b), dtype))
         }
 
         fn add_quantized_product(

@@ -31,7 +31,7 @@ const VOCAB: usize = 13;
 
 /// What is run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Layer {
+pub(crate) enum LayerCase {
     Mlp,
     RmsNorm,
     LayerNorm,
@@ -40,7 +40,7 @@ pub(crate) enum Layer {
     Experts,
 }
 
-impl Layer {
+impl LayerCase {
     pub(crate) const ALL: [Self; 6] = [
         Self::Mlp,
         Self::RmsNorm,

@@ -4,7 +4,7 @@ use burn::prelude::Device;
 
 use crate::{
     collectives,
-    layers::Layer,
+    layers::LayerCase,
     training::Training,
     world::{Over, Values, compare, without_panic},
 };
@@ -26,7 +26,7 @@ pub(crate) struct Row {
 #[derive(Debug)]
 enum What {
     Collectives(Over),
-    Layer(Layer),
+    Layer(LayerCase),
     Training(Training, f64),
 }
 
@@ -142,7 +142,7 @@ pub(crate) fn rows() -> Vec<Row> {
             What::Collectives(Over::Tcp),
         ),
     ];
-    rows.extend(Layer::ALL.map(|layer| row(layer.name(), What::Layer(layer))));
+    rows.extend(LayerCase::ALL.map(|layer| row(layer.name(), What::Layer(layer))));
     for (trainings, tolerance) in [(TRAININGS, TOLERANCE), (ROUNDED, TOLERANCE_OF_ROUNDED)] {
         for (name, training) in trainings {
             let name = format!("training: {name} ({})", training.layout);

@@ -1,9 +1,8 @@
 //! Copies to contiguous memory on CPUs.
 
 use burn::backend::Flex;
-#[cfg(feature = "ndarray")]
-use burn::backend::NdArray;
 use burn::backend::tensor::FloatTensor;
+use megaburn_autograd::on_optional_backends;
 
 use super::op::Assembly;
 
@@ -13,16 +12,10 @@ impl Assembly for Flex {
     }
 }
 
-#[cfg(feature = "ndarray")]
-impl Assembly for NdArray {
-    fn compact(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        x
-    }
-}
-
-#[cfg(all(feature = "wgpu", not(feature = "cuda")))]
-impl Assembly for burn::backend::Cube {
-    fn compact(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        x
+on_optional_backends! {
+    impl Assembly {
+        fn compact(x: FloatTensor<Self>) -> FloatTensor<Self> {
+            x
+        }
     }
 }

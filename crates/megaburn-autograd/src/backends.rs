@@ -1,6 +1,6 @@
-/// Implements a trait of backends for every backend that is built in: those of
-/// [`on_composed_backends`](crate::on_composed_backends) and, with the feature `cuda`, NVIDIA's GPUs. The
-/// features are those of the crate that uses the macro.
+/// Implements a trait for every backend that is built in: what
+/// [`on_composed_backends`](crate::on_composed_backends) covers and, with the feature `cuda`, NVIDIA's
+/// GPUs. The crate that uses the macro defines the features.
 #[macro_export]
 macro_rules! on_every_backend {
     (impl $op:ident { $($body:tt)* }) => {
@@ -10,9 +10,9 @@ macro_rules! on_every_backend {
     };
 }
 
-/// Implements a trait of backends for those that have no kernels of their own, whose operations are
-/// composed of Burn's: Flex, and those of [`on_optional_backends`](crate::on_optional_backends). The
-/// features are those of the crate that uses the macro.
+/// Implements a trait for the backends without kernels of their own, where megaburn composes Burn's
+/// operations: Flex, and what [`on_optional_backends`](crate::on_optional_backends) covers. The crate
+/// that uses the macro defines the features.
 #[macro_export]
 macro_rules! on_composed_backends {
     (impl $op:ident { $($body:tt)* }) => {
@@ -22,8 +22,8 @@ macro_rules! on_composed_backends {
 }
 
 /// Implements a trait of backends for those without kernels of their own that a feature adds: NdArray
-/// with the feature `ndarray`, and CubeCL's other devices with the feature `wgpu`. The features are those
-/// of the crate that uses the macro.
+/// with the feature `ndarray`, and CubeCL's other devices with the feature `wgpu`. The crate that uses
+/// the macro defines the features.
 #[macro_export]
 macro_rules! on_optional_backends {
     (impl $op:ident { $($body:tt)* }) => {

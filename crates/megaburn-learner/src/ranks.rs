@@ -145,7 +145,7 @@ fn first_error(results: Vec<Result<(), RankFailure<AnyError>>>) -> Result<(), An
     first.map_or(Ok(()), |(_, error)| Err(error))
 }
 
-/// Ranks errors by how likely they caused those of other ranks; the likeliest comes first.
+/// Orders errors by how likely they caused the errors of other ranks; the likeliest comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Blame {
     Own,

@@ -101,7 +101,7 @@ impl RecordFile {
     ///
     /// The file takes its name when it is complete. With data parallelism each tensor-parallel group
     /// has the same module: let the one whose data-parallel rank is 0 save it. If several groups
-    /// write with [`with_overwrite`](Self::with_overwrite), the file is that of one of them.
+    /// write with [`with_overwrite`](Self::with_overwrite), the last one to finish replaces the file.
     ///
     /// # Errors
     /// On every rank, if rank 0 cannot write the file; `group` is not the group that splits the

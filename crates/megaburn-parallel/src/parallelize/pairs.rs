@@ -73,7 +73,8 @@ fn of_module(path: &str) -> &str {
 /// The styles that pair.
 const PAIR: [Style; 2] = [Style::Column, Style::Row];
 
-/// The module whose layers pair with those of a module: the one around it if it has half of a pair.
+/// Returns the module in which the layers of `module` form a pair of column and row: its parent if it
+/// has only one half of the pair.
 fn pair_module<'a>(rules: &BTreeMap<String, Rule>, module: &'a str) -> &'a str {
     let is_half =
         PAIR.iter().any(|style| has_style(rules, module, *style)) && !has_pair(rules, module);

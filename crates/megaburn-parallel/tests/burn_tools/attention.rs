@@ -47,8 +47,7 @@ impl Inputs {
     }
 }
 
-/// The gradients of the weights and biases of queries, keys, values and output: those of the full
-/// parameters.
+/// Collects the full gradients of the weights and biases of queries, keys, values and output.
 struct OfParams<'a> {
     path: Vec<String>,
     grads: &'a Gradients,

@@ -55,6 +55,38 @@ def products():
                 print(f"{name}\t{timed(step, 30, 0.1, busy=False):.5f}", flush=True)
 
 
+def in_blocks(x, square):
+    """The matrix in e4m3 with power-of-two scales of 128 neighbours, or of blocks, and their inverses."""
+    rows, cols = x.shape
+    of = x.float().reshape(rows // 128 if square else rows, 128 if square else 1, cols // 128, 128)
+    scale = (448.0 / of.abs().amax((1, 3), keepdim=True)).log2().floor().exp2()
+    values = (of * scale).to(E4M3).view(rows, cols)
+    return values, scale.reciprocal()[:, 0, :, 0]
+
+
+def block_products():
+    for i, o in LAYERS:
+        for form, (m, n, k) in [("fprop", (T, o, i)), ("dgrad", (T, i, o)), ("wgrad f32 +=", (o, i, T))]:
+            out = torch.float32 if k == T else torch.bfloat16
+            (a, scale_a), (b, scale_b) = in_blocks(normal(m, k), False), in_blocks(normal(n, k), k != T)
+            # Scales of neighbours have the order of columns.
+            scale_a = scale_a.t().contiguous().t()
+            scale_b = (scale_b.t().contiguous() if k == T else scale_b.contiguous().t())
+            def step(out=out):
+                torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=out)
+            try:
+                step()
+            except Exception as error:
+                print(f"# {form} blocks into {out}: {str(error).splitlines()[0][:200]}", flush=True)
+                step = lambda step=step: step(torch.bfloat16)
+            try:
+                milliseconds = timed(step, 30, 0.1, busy=False)
+            except Exception as error:
+                print(f"# {form} blocks: {str(error).splitlines()[0][:200]}", flush=True)
+                continue
+            print(f"{T}x{i}x{o} {form} blocks\t{milliseconds:.5f}", flush=True)
+
+
 def casts():
     def largest(x):
         return x.abs().max().float()
@@ -69,6 +101,14 @@ def casts():
         y = to_fp8(x, amax)
         return y, y.t().contiguous()
 
+    def of_neighbors(x):
+        (y, scales), (z, other) = in_blocks(x, False), in_blocks(x.t(), False)
+        return y, scales.t().contiguous(), z, other.t().contiguous()
+
+    def of_blocks(x):
+        y, scales = in_blocks(x, True)
+        return y, scales, y.t().contiguous(), scales.t().contiguous()
+
     for width in (4096, 14336):
         x = normal(T, width)
         amax = largest(x)
@@ -78,6 +118,8 @@ def casts():
             ("cast, transposed", transposed, (x, amax)),
             ("cast, both", both, (x, amax)),
             ("amax and cast, both", lambda x: both(x, largest(x)), (x,)),
+            ("cast of neighbors, both", of_neighbors, (x,)),
+            ("cast of blocks, both", of_blocks, (x,)),
         ]:
             compiled = torch.compile(function)
             milliseconds = timed(lambda: compiled(*inputs), 20, 0.05, busy=True)
@@ -86,4 +128,5 @@ def casts():
 
 if __name__ == "__main__":
     products()
+    block_products()
     casts()

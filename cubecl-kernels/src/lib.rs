@@ -115,10 +115,12 @@ pub use split::{SliceMode, split_heads, split_heads_observed, split_last, split_
 pub use sum::{sum_all, sum_columns};
 
 /// FP8 numbers on NVIDIA GPUs: the largest magnitude of a tensor, and the cast of a matrix with one
-/// scale, together with its transpose.
+/// scale or those of blocks, together with its transpose.
 #[cfg(feature = "cuda")]
 pub mod fp8 {
-    pub use crate::quantized::launch::{Cast, CastOptions, amax, cast};
+    pub use crate::quantized::launch::{
+        BlockCast, BlockCastOptions, Cast, CastOptions, amax, block_cast, cast,
+    };
 }
 
 /// The definitions: every operation composed of differentiable tensor operations, simple and slow.

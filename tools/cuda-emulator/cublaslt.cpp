@@ -8,6 +8,8 @@ namespace {
 
 enum Type { F32 = 0, F16 = 2, BF16 = 14, E4M3 = 28, E5M2 = 29 };
 constexpr int TF32 = 77, BIAS = 4, NOT_SUPPORTED = 15;
+// What shares a factor in an FP8 matrix. The third kind is 5: blocks of 128 by 128.
+constexpr int ONE_SCALE = 0, OF_NEIGHBORS = 4;
 
 struct Layout {
     int type = 0;
@@ -23,6 +25,7 @@ struct Desc {
     const void *bias = nullptr;
     int bias_type = F32;
     const float *scale_a = nullptr, *scale_b = nullptr;
+    int32_t mode_a = ONE_SCALE, mode_b = ONE_SCALE;
     int8_t fast_accum = 0;
 };
 
@@ -87,6 +90,27 @@ float narrowed(float x, int compute) {
     return compute == TF32 ? from_bits((to_bits(x) + 0x1000) & ~0x1fffu) : x;
 }
 
+// The factor of element k of a column of an FP8 matrix, which is a row of what a caller multiplies.
+float factor(const float *scales, int mode, const Layout *of, uint64_t col, uint64_t k) {
+    if (mode == ONE_SCALE) return *scales;
+    uint64_t blocks = (of->rows + 127) / 128;
+    if (mode == OF_NEIGHBORS) return scales[k / 128 * of->cols + col];
+    return scales[col / 128 * ((blocks + 3) / 4 * 4) + k / 128];
+}
+
+// Whether a Hopper GPU takes the scales of a product.
+bool are_supported(const Desc *desc, const Layout *a, const Layout *b) {
+    int mode_a = desc->mode_a, mode_b = desc->mode_b;
+    if (!desc->scale_a || !desc->scale_b) return false;
+    if (mode_a == ONE_SCALE && mode_b == ONE_SCALE) return true;
+    if (mode_a == ONE_SCALE || mode_b == ONE_SCALE || desc->fast_accum) return false;
+    auto aligned = [](const Layout *of, int mode) {
+        return mode != OF_NEIGHBORS || of->cols % 4 == 0;
+    };
+    return aligned(a, mode_a) && aligned(b, mode_b) &&
+           (mode_a == OF_NEIGHBORS || mode_b == OF_NEIGHBORS);
+}
+
 // Whether an Ada or Hopper GPU can compute a product: FP8 matrices only as "TN", with sizes and rows of
 // multiples of 16 bytes, and not both as e5m2.
 bool is_supported(const Desc *desc, const Layout *a, const Layout *b, const Layout *d) {
@@ -97,7 +121,7 @@ bool is_supported(const Desc *desc, const Layout *a, const Layout *b, const Layo
     };
     return is_fp8(a->type) && is_fp8(b->type) && (a->type == E4M3 || b->type == E4M3) &&
            desc->transposed_a && !desc->transposed_b && aligned(a) && aligned(b) && aligned(d) &&
-           a->cols % 16 == 0 && desc->scale_a && desc->scale_b;
+           a->cols % 16 == 0 && are_supported(desc, a, b);
 }
 
 bool is_supported_at(const Desc *desc, const void *a, const Layout *of_a, const void *b,
@@ -135,6 +159,8 @@ int cublasLtMatmulDescSetAttribute(Desc *desc, int attribute, const void *value,
     case 18: return memcpy(&desc->scale_b, value, bytes), 0;
     case 25: return memcpy(&desc->fast_accum, value, bytes), 0;
     case 26: return memcpy(&desc->bias_type, value, bytes), 0;
+    case 31: return memcpy(&desc->mode_a, value, bytes), 0;
+    case 32: return memcpy(&desc->mode_b, value, bytes), 0;
     default: return NOT_SUPPORTED;
     }
 }
@@ -170,8 +196,6 @@ int cublasLtMatmul(void *, Desc *desc, const float *alpha, const void *a, Layout
                    void *d, Layout *of_d, const void *, void *, size_t, void *) {
     if (!is_supported_at(desc, a, of_a, b, of_b, d, of_d)) return NOT_SUPPORTED;
     settle();
-    float scale = *alpha;
-    if (is_fp8(of_a->type)) scale *= *desc->scale_a * *desc->scale_b;
     uint64_t inner = desc->transposed_a ? of_a->rows : of_a->cols;
     for (int64_t batch = 0; batch < of_d->batch; batch++) {
         int64_t at_a = batch * of_a->stride, at_b = batch * of_b->stride, at = batch * of_d->stride;
@@ -181,10 +205,14 @@ int cublasLtMatmul(void *, Desc *desc, const float *alpha, const void *a, Layout
                 for (uint64_t k = 0; k < inner; k++) {
                     int64_t i = desc->transposed_a ? row * of_a->ld + k : k * of_a->ld + row;
                     int64_t j = desc->transposed_b ? k * of_b->ld + col : col * of_b->ld + k;
-                    sum += narrowed(load(a, at_a + i, of_a->type), desc->compute) *
-                           narrowed(load(b, at_b + j, of_b->type), desc->compute);
+                    float term = narrowed(load(a, at_a + i, of_a->type), desc->compute) *
+                                 narrowed(load(b, at_b + j, of_b->type), desc->compute);
+                    if (is_fp8(of_a->type))
+                        term *= factor(desc->scale_a, desc->mode_a, of_a, row, k) *
+                                factor(desc->scale_b, desc->mode_b, of_b, col, k);
+                    sum += term;
                 }
-                sum *= scale;
+                sum *= *alpha;
                 int64_t i = col * of_d->ld + row;
                 if (*beta != 0) sum += *beta * load(c, batch * of_c->stride + i, of_c->type);
                 if (desc->epilogue == BIAS) sum += load(desc->bias, row, desc->bias_type);

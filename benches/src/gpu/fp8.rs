@@ -15,7 +15,7 @@ use megaburn::{
             Fp8IntoOptions, Fp8Kind, Fp8Matrix, Fp8ProductOptions, fp8_product, fp8_product_into,
         },
     },
-    kernels::fp8::{CastOptions, amax, cast},
+    kernels::fp8::{BlockCastOptions, CastOptions, amax, block_cast, cast},
 };
 
 use super::{
@@ -78,6 +78,7 @@ fn run(args: &Fp8Args) -> Result<(), Failure> {
         only: args.only.clone(),
     };
     report.table(&bench.products()?);
+    report.table(&bench.block_products()?);
     report.table(&bench.casts(if args.report.quick { 2 } else { 20 })?);
     report.finish(&args.report)
 }
@@ -116,11 +117,17 @@ impl Bench {
     fn matrix(&self, rows: usize, cols: usize, kind: Fp8Kind) -> Result<Fp8Matrix, Failure> {
         let x = cube(&self.normal(rows, cols));
         let found = cast(x.clone(), amax(x), options(kind, [true, false]));
-        Ok(Fp8Matrix {
-            values: found.straight.ok_or("the cast has no result")?,
-            scale_inv: found.scale_inv,
-            kind,
-        })
+        let values = found.straight.ok_or("the cast has no result")?;
+        Ok(Fp8Matrix::with_one_scale(values, found.scale_inv, kind))
+    }
+
+    /// A random matrix in e4m3 with scales of neighbours, or of blocks.
+    fn blocks(&self, rows: usize, cols: usize, square: bool) -> Result<Fp8Matrix, Failure> {
+        let found = block_cast(
+            cube(&self.normal(rows, cols)),
+            blocks(square, [true, false]),
+        );
+        Ok(found.straight.ok_or("the cast has no result")?)
     }
 
     fn products(&self) -> Result<Table, Failure> {
@@ -176,6 +183,57 @@ impl Bench {
         Ok(table)
     }
 
+    /// Products with scales of 128 neighbours, and those of weights with scales of blocks.
+    fn block_products(&self) -> Result<Table, Failure> {
+        let head = ["shape", "form", "ms", "TFLOP/s", "PyTorch", "ratio"];
+        let mut table = Table::new("FP8 products with scales of blocks through cuBLASLt", &head);
+        let probe = cube(&self.normal(1, 1));
+        let queue = CudaQueue::of(&probe).ok_or("the tensor is not on a CUDA device")?;
+        for [i, o] in LAYERS {
+            let shape = format!("{T}x{i}x{o}");
+            let sum = cube(&Tensor::<2>::zeros([o, i], (&self.device, DType::F32)));
+            for (form, [m, n, k]) in [
+                ("fprop", [T, o, i]),
+                ("dgrad", [T, i, o]),
+                ("wgrad f32 +=", [o, i, T]),
+            ] {
+                let form = format!("{form} blocks");
+                let name = format!("{shape} {form}");
+                if !self.wants(&name) {
+                    continue;
+                }
+                let a = self.blocks(m, k, false)?;
+                let b = self.blocks(n, k, k != T)?;
+                let step = || {
+                    let (a, b) = (a.clone(), b.clone());
+                    if k == T {
+                        let options = Fp8IntoOptions {
+                            add: true,
+                            tune: true,
+                            fast_accum: false,
+                            sums_tokens: true,
+                        };
+                        return fp8_product_into(a, b, &sum, options);
+                    }
+                    let options = Fp8ProductOptions {
+                        dtype: DType::BF16,
+                        tune: true,
+                        fast_accum: false,
+                        sums_tokens: false,
+                    };
+                    fp8_product(a, b, options).map(drop)
+                };
+                let milliseconds = time(&queue, step)? * 1e3;
+                let flops = 2.0 * (m * n * k) as f64;
+                let rate = |milliseconds: f64| format!("{:.0}", flops / milliseconds / 1e9);
+                let mut row = vec![shape.clone(), form];
+                row.extend(self.cells(&name, milliseconds, rate));
+                table.row(row);
+            }
+        }
+        Ok(table)
+    }
+
     fn casts(&self, rounds: usize) -> Result<Table, Failure> {
         let head = ["operation", "ms", "TB/s", "PyTorch", "ratio"];
         let mut table = Table::new("Casts to e4m3", &head);
@@ -191,12 +249,20 @@ impl Bench {
                 let options = options(Fp8Kind::E4m3, [true, true]);
                 drop(cast(x.clone(), amax(x.clone()), options));
             };
-            let operations: [(&str, usize, &dyn Fn()); 5] = [
+            let cast_blocks =
+                |square, results| drop(block_cast(x.clone(), blocks(square, results)));
+            let operations: [(&str, usize, &dyn Fn()); 7] = [
                 ("amax", 2, &|| drop(amax(x.clone()))),
                 ("cast", 3, &|| cast_to([true, false])),
                 ("cast, transposed", 3, &|| cast_to([false, true])),
                 ("cast, both", 4, &|| cast_to([true, true])),
                 ("amax and cast, both", 6, &both),
+                ("cast of neighbors, both", 4, &|| {
+                    cast_blocks(false, [true, true])
+                }),
+                ("cast of blocks, both", 4, &|| {
+                    cast_blocks(true, [true, true])
+                }),
             ];
             for (operation, bytes, step) in operations {
                 let name = format!("{operation} {T}x{width}");
@@ -223,6 +289,17 @@ fn options(kind: Fp8Kind, [straight, transposed]: [bool; 2]) -> CastOptions {
             Fp8Kind::E5m2 => 57344.0,
         },
         power_of_two: false,
+        straight,
+        transposed,
+    }
+}
+
+fn blocks(square: bool, [straight, transposed]: [bool; 2]) -> BlockCastOptions {
+    BlockCastOptions {
+        kind: Fp8Kind::E4m3,
+        largest: 448.0,
+        power_of_two: true,
+        square,
         straight,
         transposed,
     }

@@ -54,9 +54,9 @@ use operands::{Quantization, QuantizedOps};
 /// `dx = q(dy) q(w)ᵀ` and `dw = q(x)ᵀ q(dy)`. The bias is added to the result as it is.
 ///
 /// The formats and scales are those of [`LinearQuantization::recipe`]; a matrix is quantised along
-/// the dimension that its product sums over. Sums are in f32. On CPUs the products are those of the
-/// numbers that the quantised elements stand for, so that both give the same result up to the order
-/// of sums. A matrix with an element that is not finite gives a result of NaN.
+/// the dimension that its product sums over. Sums are in f32. Where products are
+/// [emulated](is_emulated()) they are those of the numbers that the quantised elements stand for, so
+/// that all devices give the same result up to the order of sums. A matrix with an element that is not finite gives a result of NaN.
 ///
 /// # Shapes
 /// - `x`: `[.., in]`
@@ -142,20 +142,21 @@ pub fn can_quantize(device: &Device) -> bool {
 }
 
 /// Whether the products of a recipe are emulated on a device: matrices are rounded to its numbers,
-/// which are multiplied in f32. They are on CPUs, and with scales of blocks. With one scale per matrix
-/// they also are where the sizes of a weight do not suit tensor cores.
+/// which are multiplied in f32. They are on CPUs and, with [`Scaling::Blocks`], on GPUs other than
+/// Hopper's; with the scales of newer GPUs everywhere. They also are where the sizes of a weight do not
+/// suit tensor cores.
 pub fn is_emulated(recipe: &QuantizationRecipe, device: &Device) -> bool {
     #[cfg(feature = "cuda")]
-    let has_products = matches!(
-        device.clone().inner().as_dispatch(),
-        DispatchDevice::Cube(_)
-    );
-    #[cfg(not(feature = "cuda"))]
-    let has_products = {
-        let _ = device;
-        false
+    return !match recipe.scaling {
+        Scaling::Tensor => megaburn_cuda::gemm::takes_fp8(device),
+        Scaling::Blocks => megaburn_cuda::gemm::takes_fp8_blocks(device),
+        Scaling::Microscaling | Scaling::Nvfp4(_) => false,
     };
-    !has_products || recipe.block_len().is_some()
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = (recipe, device);
+        true
+    }
 }
 
 #[backend_extension(

@@ -7,7 +7,7 @@ use burn::{
 };
 use burn_cubecl::tensor::CubeTensor;
 use megaburn_cuda::gemm::{
-    Fp8IntoOptions, Fp8Kind, Fp8Matrix, Fp8ProductOptions, GemmOptions, fp8_product,
+    Fp8IntoOptions, Fp8Kind, Fp8Matrix, Fp8ProductOptions, Fp8Scaling, GemmOptions, fp8_product,
     fp8_product_into, set_options, takes_fp8,
 };
 use megaburn_kernels::fp8::{amax, cast};
@@ -24,10 +24,10 @@ pub(super) const TESTS: &[super::Test] = &[
 
 /// Each product of two matrices has an error of at most this fraction of the largest element. Tensor
 /// cores add up with fewer bits than f32.
-const TOLERANCE: f64 = 2e-3;
+pub(super) const TOLERANCE: f64 = 2e-3;
 
 /// The tolerance of results in `dtype`.
-fn tolerance(dtype: DType) -> f64 {
+pub(super) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => TOLERANCE + 4e-3,
         _ => TOLERANCE + 5e-4,
@@ -35,21 +35,31 @@ fn tolerance(dtype: DType) -> f64 {
 }
 
 /// A matrix on the GPU, and its numbers.
-struct Known {
-    matrix: Fp8Matrix,
-    numbers: Vec<f64>,
+pub(super) struct Known {
+    pub(super) matrix: Fp8Matrix,
+    pub(super) numbers: Vec<f64>,
     rows: usize,
     cols: usize,
 }
 
 impl Known {
-    fn of(matrix: Fp8Matrix) -> Result<Self, String> {
+    pub(super) fn of(matrix: Fp8Matrix) -> Result<Self, String> {
         let shape = matrix.values.meta.shape();
         let [rows, cols] = [shape[0], shape[1]];
-        let scale = host(wrap::<1>(matrix.scale_inv.clone()))?[0];
-        let numbers = bytes(matrix.values.clone())?.into_iter().map(|byte| {
+        let scales = matrix.scale_inv.meta.shape().to_vec();
+        let factors = match scales.len() {
+            1 => host(wrap::<1>(matrix.scale_inv.clone()))?,
+            _ => host(wrap::<2>(matrix.scale_inv.clone()))?,
+        };
+        let factor = |row: usize, col: usize| match matrix.scaling {
+            Fp8Scaling::Matrix => factors[0],
+            Fp8Scaling::Neighbors => factors[col / 128 * scales[1] + row],
+            Fp8Scaling::Blocks => factors[row / 128 * scales[1] + col / 128],
+        };
+        let all = bytes(matrix.values.clone())?;
+        let numbers = all.into_iter().enumerate().map(|(i, byte)| {
             let number = number(byte, matrix.kind).expect("every number is finite");
-            number * f64::from(scale)
+            number * f64::from(factor(i / cols, i % cols))
         });
         let numbers = numbers.collect();
         Ok(Self {
@@ -67,7 +77,7 @@ impl Known {
     }
 
     /// `self otherᵀ + sum`.
-    fn times(&self, other: &Self, sum: &[f32]) -> Vec<f32> {
+    pub(super) fn times(&self, other: &Self, sum: &[f32]) -> Vec<f32> {
         let mut out = sum.to_vec();
         out.resize(self.rows * other.rows, 0.0);
         for (i, out) in out.iter_mut().enumerate() {
@@ -89,10 +99,9 @@ fn in_fp8(data: &TensorData, dtype: DType, kind: Fp8Kind) -> [Fp8Matrix; 2] {
     ));
     let found = cast(x.clone(), amax(x), options(kind));
     let scale_inv = found.scale_inv;
-    [found.straight, found.transposed].map(|values| Fp8Matrix {
-        values: values.expect("it was asked for"),
-        scale_inv: scale_inv.clone(),
-        kind,
+    [found.straight, found.transposed].map(|values| {
+        let values = values.expect("it was asked for");
+        Fp8Matrix::with_one_scale(values, scale_inv.clone(), kind)
     })
 }
 
@@ -105,7 +114,7 @@ fn how(dtype: DType, fast_accum: bool) -> Fp8ProductOptions {
     }
 }
 
-const MIXES: [[Fp8Kind; 2]; 3] = [
+pub(super) const MIXES: [[Fp8Kind; 2]; 3] = [
     [Fp8Kind::E4m3, Fp8Kind::E4m3],
     [Fp8Kind::E5m2, Fp8Kind::E4m3],
     [Fp8Kind::E4m3, Fp8Kind::E5m2],
@@ -212,11 +221,8 @@ fn zeros(shape: [usize; 2], dtype: DType, kind: Fp8Kind) -> Fp8Matrix {
     let values: CubeTensor = values
         .try_into_primitive::<Cube>()
         .expect("it is on the GPU");
-    Fp8Matrix {
-        values,
-        scale_inv: cube(Tensor::<1>::ones([1], &device)),
-        kind,
-    }
+    let scale_inv = cube(Tensor::<1>::ones([1], &device));
+    Fp8Matrix::with_one_scale(values, scale_inv, kind)
 }
 
 fn refusals() -> Result<(), String> {
@@ -224,6 +230,11 @@ fn refusals() -> Result<(), String> {
     let [e4m3, e5m2] = KINDS;
     let two_scales = Fp8Matrix {
         scale_inv: cube(Tensor::<1>::ones([2], &Device::cuda(0))),
+        ..of([32, 48], e4m3)
+    };
+    let blocks = Fp8Matrix {
+        scale_inv: cube(Tensor::<2>::ones([1, 4], &Device::cuda(0))),
+        scaling: Fp8Scaling::Blocks,
         ..of([32, 48], e4m3)
     };
     let swapped = Fp8Matrix {
@@ -260,9 +271,15 @@ fn refusals() -> Result<(), String> {
             good(),
             zeros([32, 48], DType::U32, e4m3),
             DType::F32,
-            "a matrix of u8",
+            "stored in u8, not u32",
         ),
-        (good(), two_scales, DType::F32, "one f32, not [2]"),
+        (
+            good(),
+            two_scales,
+            DType::F32,
+            "[1] contiguous f32, not [2]",
+        ),
+        (good(), blocks, DType::F32, "scales are Matrix and Blocks"),
         (good(), swapped, DType::F32, "must be contiguous"),
         (good(), good(), DType::F64, "cannot be f64"),
         (

@@ -17,6 +17,7 @@ mod dropout;
 mod edges;
 mod embedding;
 mod fp8;
+mod fp8_blocks;
 mod fp8_products;
 mod grouped;
 mod linear;
@@ -55,6 +56,7 @@ pub fn tests() -> impl Iterator<Item = (String, TestFn)> {
         ("edges", edges::TESTS),
         ("embedding", embedding::TESTS),
         ("fp8", fp8::TESTS),
+        ("fp8_blocks", fp8_blocks::TESTS),
         ("fp8_products", fp8_products::TESTS),
         ("grouped", grouped::TESTS),
         ("linear", linear::TESTS),

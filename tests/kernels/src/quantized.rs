@@ -54,7 +54,7 @@ fn numbers() -> Result<(), String> {
     for recipe in recipes() {
         for role in [MatrixRole::Input, MatrixRole::Weight, MatrixRole::Gradient] {
             for summed in [SummedDim::Rows, SummedDim::Cols] {
-                for shape in [[1, 1], [33, 140], [256, 48]] {
+                for shape in [[1, 1], [33, 140], [256, 48], [200, 128], [128, 384]] {
                     if !part::is_mine() {
                         continue;
                     }
@@ -150,6 +150,8 @@ fn products() -> Result<(), String> {
             [5, 33, 65],
             [6, 24, 32],
             [7, 32, 24],
+            [150, 256, 128],
+            [37, 128, 384],
         ] {
             if !part::is_mine() {
                 continue;
@@ -173,7 +175,7 @@ fn products() -> Result<(), String> {
 
 fn main_gradients() -> Result<(), String> {
     for recipe in recipes() {
-        for sizes in [[48, 64, 32], [21, 33, 17], [6, 24, 32]] {
+        for sizes in [[48, 64, 32], [21, 33, 17], [6, 24, 32], [150, 128, 256]] {
             if !part::is_mine() {
                 continue;
             }
@@ -250,6 +252,7 @@ fn experts() -> Result<(), String> {
             (&[5, 40], [272, 512]),
             (&[3, 0, 150], [33, 65]),
             (&[0, 0], [16, 32]),
+            (&[150, 0, 17, 128], [128, 256]),
         ] {
             if !part::is_mine() {
                 continue;

@@ -1,5 +1,5 @@
-//! Products of FP8 matrices. Each matrix has one scale, which stays on the device, and both are
-//! stored with the dimension that is summed over as the contiguous one.
+//! Products of FP8 matrices. Scales stay on the device, and both matrices are stored with the
+//! dimension that is summed over as the contiguous one.
 //!
 //! That is the only form that cuBLASLt supports on Ada and Hopper GPUs: in its column-major terms
 //! the first operand is transposed and the second is not ("TN").
@@ -11,7 +11,7 @@ use burn::{backend::DispatchDevice, prelude::Device, tensor::DType};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{
-    element::Fp8Kind,
+    fp8_matrix::Fp8Matrix,
     key::{Key, Tokens},
     library,
     options::{self, GemmOptions},
@@ -23,22 +23,6 @@ use crate::{
     tensor::{MatrixView, empty},
 };
 
-/// A matrix of FP8 numbers: its elements are `values * scale_inv`.
-///
-/// # Shapes
-/// - `values`: `[rows, k]` in u8, the bytes of the numbers; rows are contiguous and begin at
-///   multiples of 16 bytes
-/// - `scale_inv`: `[1]` in f32
-#[derive(Clone, Debug)]
-pub struct Fp8Matrix {
-    /// The FP8 numbers.
-    pub values: CubeTensor,
-    /// The factor of the whole matrix.
-    pub scale_inv: CubeTensor,
-    /// The format of `values`.
-    pub kind: Fp8Kind,
-}
-
 /// How an [`fp8_product`] is rounded and computed.
 #[derive(Clone, Copy, Debug)]
 pub struct Fp8ProductOptions {
@@ -48,7 +32,8 @@ pub struct Fp8ProductOptions {
     pub tune: bool,
     /// Whether the tensor cores add up in their own registers, with about 14 bits of mantissa,
     /// instead of adding to f32 sums every few steps. This is faster and less exact; PyTorch and
-    /// Transformer Engine use it for forward products only.
+    /// Transformer Engine use it for forward products only. Matrices with several scales are added
+    /// up in f32, whatever is asked for.
     pub fast_accum: bool,
     /// Whether tokens are summed over, as in weight gradients, and are not the rows of the result.
     /// Products that differ only in their number of tokens share algorithms.
@@ -71,14 +56,24 @@ pub struct Fp8IntoOptions {
 /// Whether a device's tensor cores multiply FP8 matrices: an NVIDIA GPU of compute capability 8.9
 /// or higher.
 pub fn takes_fp8(device: &Device) -> bool {
+    compute_capability(device).is_some_and(|capability| capability >= 89)
+}
+
+/// Whether cuBLASLt multiplies FP8 matrices with several scales each on a device: GPUs of compute
+/// capability 9.0 (Hopper).
+pub fn takes_fp8_blocks(device: &Device) -> bool {
+    compute_capability(device) == Some(90)
+}
+
+/// The compute capability of an NVIDIA GPU, times ten.
+fn compute_capability(device: &Device) -> Option<u32> {
     let device = device.clone().inner();
     let DispatchDevice::Cube(gpu) = device.as_dispatch() else {
-        return false;
+        return None;
     };
     let client = gpu.client();
     let architecture = &client.properties().identity.fingerprint;
-    let capability = architecture.strip_prefix("ptx_sm");
-    capability.is_some_and(|capability| capability.parse().is_ok_and(|number: u32| number >= 89))
+    architecture.strip_prefix("ptx_sm")?.parse().ok()
 }
 
 /// Computes `a bᵀ` in new memory.
@@ -88,9 +83,9 @@ pub fn takes_fp8(device: &Device) -> bool {
 /// - result: `[m, n]`
 ///
 /// # Errors
-/// The tensors are not on a CUDA device, both matrices are e5m2, `k` is 0, or types, sizes or strides
-/// differ from those that [`Fp8Matrix`] describes. Later failures surface at
-/// the next read of the result.
+/// The tensors are not on a CUDA device, both matrices are e5m2 or have scales of blocks, only one
+/// has one scale, `k` is 0, or types, sizes or strides differ from those that [`Fp8Matrix`] describes.
+/// Later failures surface at the next read of the result.
 pub fn fp8_product(
     a: Fp8Matrix,
     b: Fp8Matrix,
@@ -163,10 +158,10 @@ struct How {
 
 fn multiply(a: Fp8Matrix, b: Fp8Matrix, out: &CubeTensor, how: How) -> Result<(), CudaError> {
     let shapes = [&a, &b].map(|of| of.values.meta.shape().clone());
-    let kinds = [a.kind, b.kind];
+    let operands = [&a, &b].map(|of| (of.kind, of.scaling));
     let dtype = out.dtype;
     let describe = move || {
-        let [of_a, of_b] = kinds.map(Fp8Kind::name);
+        let [of_a, of_b] = operands.map(|(kind, _)| kind.name());
         let [a, b] = [shapes[0].as_slice(), shapes[1].as_slice()];
         let dtype = dtype.name();
         format!("FP8 product of {a:?} {of_a} and {b:?} {of_b}, transposed, into {dtype}")
@@ -176,7 +171,7 @@ fn multiply(a: Fp8Matrix, b: Fp8Matrix, out: &CubeTensor, how: How) -> Result<()
         return Err(refused("they are not on a CUDA device"));
     };
     for of in [&a, &b] {
-        check(of).map_err(|why| refused(&why))?;
+        of.check().map_err(|why| refused(&why))?;
     }
     if out.meta.shape().num_elements() == 0 {
         return Ok(());
@@ -189,7 +184,7 @@ fn multiply(a: Fp8Matrix, b: Fp8Matrix, out: &CubeTensor, how: How) -> Result<()
     if views[2].transposed {
         return Err(refused("the rows of the result must be contiguous"));
     }
-    let key = Key::fp8(views, kinds, dtype, how.add, how.tokens, how.fast_accum)
+    let key = Key::fp8(views, operands, dtype, how.add, how.tokens, how.fast_accum)
         .map_err(|why| refused(&why))?;
     let GemmOptions { tune, tuning, .. } = options::options(&queue);
     let tune = tune && how.tune;
@@ -213,26 +208,5 @@ fn multiply(a: Fp8Matrix, b: Fp8Matrix, out: &CubeTensor, how: How) -> Result<()
         };
         library::run(&key, stream, operands, factors, (tune, tuning))
     });
-    Ok(())
-}
-
-/// Refuses tensors that are not an FP8 matrix.
-fn check(of: &Fp8Matrix) -> Result<(), String> {
-    let Fp8Matrix {
-        values, scale_inv, ..
-    } = of;
-    let [shape, scale] = [values, scale_inv].map(|x| x.meta.shape().as_slice());
-    if values.dtype != DType::U8 || shape.len() != 2 {
-        let dtype = values.dtype.name();
-        return Err(format!(
-            "FP8 numbers are a matrix of u8, not {shape:?} {dtype}"
-        ));
-    }
-    if scale_inv.dtype != DType::F32 || scale_inv.meta.num_elements() != 1 {
-        let dtype = scale_inv.dtype.name();
-        return Err(format!(
-            "the scale of a matrix is one f32, not {scale:?} {dtype}"
-        ));
-    }
     Ok(())
 }

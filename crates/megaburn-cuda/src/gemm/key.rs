@@ -1,6 +1,7 @@
 use burn::tensor::DType;
 
 use super::element::{Element, Fp8Kind};
+use super::fp8_matrix::Fp8Scaling;
 use crate::tensor::MatrixView;
 
 /// Everything that determines how a product is computed, except the addresses of its matrices.
@@ -21,6 +22,8 @@ pub(super) struct Key {
     pub(super) add: bool,
     pub(super) tf32: bool,
     pub(super) fast_accum: bool,
+    /// What shares a scale in `a` and `b`, if they are FP8 matrices.
+    pub(super) scaling: [Fp8Scaling; 2],
 }
 
 /// The dimension of a product whose size is the number of tokens. The other sizes belong to the
@@ -78,12 +81,21 @@ impl Key {
     /// Refuses what cuBLASLt cannot compute, with the sizes.
     pub(super) fn fp8(
         views: [MatrixView; 3],
-        kinds: [Fp8Kind; 2],
+        operands: [(Fp8Kind, Fp8Scaling); 2],
         output: DType,
         add: bool,
         tokens: Tokens,
         fast_accum: bool,
     ) -> Result<Self, String> {
+        let kinds = operands.map(|(kind, _)| kind);
+        let scaling = operands.map(|(_, scaling)| scaling);
+        let have_one_scale = scaling.map(|scaling| scaling == Fp8Scaling::Matrix);
+        if have_one_scale[0] != have_one_scale[1] || scaling == [Fp8Scaling::Blocks; 2] {
+            return Err(format!(
+                "cuBLASLt cannot multiply matrices whose scales are {:?} and {:?}",
+                scaling[0], scaling[1]
+            ));
+        }
         if kinds == [Fp8Kind::E5m2; 2] {
             return Err(
                 "cuBLASLt cannot multiply e5m2 by e5m2: cast one of the two to e4m3".into(),
@@ -120,7 +132,8 @@ impl Key {
         }
         Ok(Self {
             tokens: Some(tokens),
-            fast_accum,
+            fast_accum: fast_accum && have_one_scale[0],
+            scaling,
             ..key
         })
     }
@@ -161,6 +174,7 @@ impl Key {
             add,
             tf32: false,
             fast_accum: false,
+            scaling: [Fp8Scaling::Matrix; 2],
         })
     }
 
@@ -265,7 +279,10 @@ mod tests {
         ]
     }
 
-    const MIXED: [Fp8Kind; 2] = [Fp8Kind::E5m2, Fp8Kind::E4m3];
+    const MIXED: [(Fp8Kind, Fp8Scaling); 2] = [
+        (Fp8Kind::E5m2, Fp8Scaling::Matrix),
+        (Fp8Kind::E4m3, Fp8Scaling::Matrix),
+    ];
 
     #[test]
     fn tokens_of_fp8_products_are_where_they_are_said_to_be() {
@@ -299,16 +316,37 @@ mod tests {
 
     #[test]
     fn fp8_matrices_that_cublaslt_cannot_multiply_are_refused() {
-        let key = |views, kinds, output| Key::fp8(views, kinds, output, false, Tokens::Rows, false);
+        let key =
+            |views, operands, output| Key::fp8(views, operands, output, false, Tokens::Rows, true);
+        let scaled = |scaling: [Fp8Scaling; 2]| scaling.map(|scaling| (Fp8Kind::E4m3, scaling));
         let fine = key(k_major([3, 32, 48], 64), MIXED, DType::BF16).unwrap();
         assert_eq!((fine.m, fine.n, fine.k), (3, 32, 48));
+        assert!(fine.fast_accum);
+        use Fp8Scaling::{Blocks, Matrix, Neighbors};
+        for scaling in [[Neighbors, Blocks], [Blocks, Neighbors], [Neighbors; 2]] {
+            let views = k_major([128, 256, 384], 384);
+            let fine = key(views, scaled(scaling), DType::BF16).unwrap();
+            assert_eq!((fine.scaling, fine.fast_accum), (scaling, false));
+        }
         let of_columns = MatrixView::new(&[48, 16], &[16, 1]).unwrap().swapped();
         let [_, b, out] = k_major([16, 32, 48], 48);
         let swapped = [of_columns, b, out];
-        for (views, kinds, output, why) in [
+        for (views, operands, output, why) in [
+            (
+                k_major([128, 128, 128], 128),
+                scaled([Blocks; 2]),
+                DType::BF16,
+                "Blocks and Blocks",
+            ),
+            (
+                k_major([128, 128, 128], 128),
+                scaled([Matrix, Blocks]),
+                DType::BF16,
+                "Matrix and Blocks",
+            ),
             (
                 k_major([3, 32, 48], 48),
-                [Fp8Kind::E5m2; 2],
+                [MIXED[0]; 2],
                 DType::BF16,
                 "e5m2 by e5m2",
             ),
@@ -333,7 +371,7 @@ mod tests {
             ),
             (swapped, MIXED, DType::F32, "must be contiguous"),
         ] {
-            let error = key(views, kinds, output).unwrap_err();
+            let error = key(views, operands, output).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
     }

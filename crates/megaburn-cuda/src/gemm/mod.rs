@@ -7,6 +7,7 @@
 
 mod element;
 mod fp8;
+mod fp8_matrix;
 mod key;
 mod library;
 mod options;
@@ -25,8 +26,9 @@ use crate::{
 };
 pub use element::Fp8Kind;
 pub use fp8::{
-    Fp8IntoOptions, Fp8Matrix, Fp8ProductOptions, fp8_product, fp8_product_into, takes_fp8,
+    Fp8IntoOptions, Fp8ProductOptions, fp8_product, fp8_product_into, takes_fp8, takes_fp8_blocks,
 };
+pub use fp8_matrix::{FP8_BLOCK, Fp8Matrix, Fp8Scaling};
 use key::Key;
 pub use options::{GemmOptions, Tuning, set_options};
 use plan::{Factors, Operands};

@@ -11,6 +11,7 @@ use cudarc::cublaslt::{
 
 use super::{
     element::Element,
+    fp8_matrix::Fp8Scaling,
     key::Key,
     options::Tuning,
     suggestions::{self, WORKSPACE},
@@ -35,7 +36,7 @@ pub(super) struct Operands {
     pub(super) b: RawBuffer,
     pub(super) out: RawBuffer,
     pub(super) bias: Option<RawBuffer>,
-    /// Of FP8 matrices: the factors that `a` and `b` are multiplied with, one f32 each.
+    /// Of FP8 matrices: the factors that the elements of `a` and `b` are multiplied with, in f32.
     pub(super) scales: Option<[RawBuffer; 2]>,
 }
 
@@ -101,6 +102,17 @@ impl Plan {
         }
         if key.is_fp8() {
             set_scales(desc, [SOME_ADDRESS; 2])?;
+            let [of_a, of_b] = key.scaling.map(Fp8Scaling::mode);
+            set_desc(
+                desc,
+                DescAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
+                &of_b,
+            )?;
+            set_desc(
+                desc,
+                DescAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE,
+                &of_a,
+            )?;
             let fast = i8::from(key.fast_accum);
             set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast)?;
         }

@@ -52,8 +52,7 @@ pub(in crate::quantized) fn cast_kernel<E: Numeric, F: Float, W: Numeric, N: Siz
     #[comptime] variant: CastVariant,
     #[define(E, F, W)] _dtypes: [ElemType; 3],
 ) {
-    let words = comptime!((if variant.transposed { TILE * WORDS } else { 1 }) as usize);
-    let mut tile = Shared::<[u32]>::new_slice(words);
+    let mut tile = Shared::<[u32]>::new_slice(comptime!(tile_words(variant.transposed)));
     let tile_row = from_the_end(CUBE_POS_Y, CUBE_COUNT_Y);
     let mut part = Part {
         range: 0u32,
@@ -133,6 +132,15 @@ pub(in crate::quantized) fn cast_kernel<E: Numeric, F: Float, W: Numeric, N: Siz
     }
 }
 
+/// The words of shared memory that hold a transposed tile.
+pub(super) const fn tile_words(is_transposed: bool) -> usize {
+    if is_transposed {
+        (TILE * WORDS) as usize
+    } else {
+        1
+    }
+}
+
 /// A tile of a range of rows; of the whole matrix without ranges.
 #[derive(CubeType, Clone, Copy)]
 struct Part {
@@ -160,7 +168,7 @@ fn from_the_end(cube: u32, cubes: u32) -> u32 {
 
 /// Loads a unit's rows of eight columns in all passes; 0 outside of the matrix.
 #[cube]
-fn load<E: Numeric, N: Size>(
+pub(super) fn load<E: Numeric, N: Size>(
     x: &[Vector<E, N>],
     row: u32,
     col: u32,
@@ -191,7 +199,7 @@ fn load<E: Numeric, N: Size>(
 
 /// The numbers of a pass, row by row, times the scale.
 #[cube]
-fn scaled<E: Numeric, F: Float, N: Size>(
+pub(super) fn scaled<E: Numeric, F: Float, N: Size>(
     loaded: &Array<Vector<E, N>>,
     scale: f32,
     #[comptime] pass: u32,
@@ -219,7 +227,7 @@ fn scaled<E: Numeric, F: Float, N: Size>(
 
 /// Packs four of the values, `step` apart.
 #[cube]
-fn pack_from(
+pub(super) fn pack_from(
     values: &Array<f32>,
     #[comptime] first: usize,
     #[comptime] step: usize,
@@ -235,7 +243,7 @@ fn pack_from(
 /// Stores eight columns of a row: as two words or, where rows do not begin at multiples of eight
 /// bytes, byte by byte.
 #[cube]
-fn store<W: Numeric, M: Size>(
+pub(super) fn store<W: Numeric, M: Size>(
     straight: &mut [Vector<W, M>],
     low: u32,
     high: u32,

@@ -1,24 +1,27 @@
-//! Quantised products on GPUs: those of FP8 matrices with one scale by tensor cores, if their sizes
-//! and the GPU allow, and all others by the numbers that their elements stand for.
+//! Quantised products on GPUs: those of FP8 matrices by tensor cores, if their sizes and the GPU
+//! allow, and all others by the numbers that their elements stand for.
 
 mod amax;
+mod block_cast;
 mod cast;
 mod cells;
 mod loads;
 mod numbers;
 mod nvfp4;
+mod operand;
+mod product;
 mod sent_weight;
 mod transpose;
 
 use std::ops::Range;
 
+use burn::backend::Cube;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use megaburn_autograd::IntoPrimitive;
-use megaburn_autograd::backend_ops::{self, last_dim, slice_rows};
-use megaburn_cuda::gemm::{self, Fp8IntoOptions, Fp8Kind, Fp8Matrix, Fp8ProductOptions};
+use megaburn_autograd::backend_ops::slice_rows;
+use megaburn_cuda::gemm::{self, FP8_BLOCK, Fp8IntoOptions, Fp8Kind, Fp8ProductOptions};
 use megaburn_cuda::tensor;
 
 use crate::quantized::format::SmallFloat;
@@ -26,33 +29,25 @@ use crate::quantized::kernels::BlockScale;
 use crate::quantized::operands::{
     ProductOf, Quantization, Quantized, QuantizedOps, RANGE_ALGORITHM, quantize_each,
 };
-use crate::quantized::recipe::{Scaling, SummedDim};
+use crate::quantized::recipe::{MatrixRole, Scaling};
 use crate::quantized::sequence_shards::ShardCollectives;
 pub use amax::amax;
 use amax::amaxes;
+use block_cast::block_values;
+pub use block_cast::{BlockCast, BlockCastOptions, block_cast};
 use cast::cast_ranges;
 pub use cast::{Cast, CastOptions, cast};
 pub(crate) use cells::{AmaxCells, from_bits, no_amax};
 use numbers::{BlockOptions, block_numbers, numbers};
 use nvfp4::{Nvfp4Options, nvfp4_numbers};
+use operand::{CubeOperand, numbers_along};
+use product::Operands;
 pub(super) use sent_weight::{largest_magnitude, packed_weight, unpacked_weight};
 use transpose::transposed_bytes;
 
 use crate::gemm_ops::cube::done;
-use crate::gemm_ops::{GemmAlgorithm, GemmOps, ProductOptions, swapped};
+use crate::gemm_ops::{GemmAlgorithm, swapped};
 use crate::gradient_accumulation_fusion::GradAccumFusion;
-
-/// A quantised matrix on a GPU, with the dimension that a product sums over last.
-#[derive(Clone, Debug)]
-pub(crate) enum CubeOperand {
-    /// For tensor cores.
-    Fp8(Box<Fp8Matrix>),
-    /// The numbers that the elements stand for, in f32.
-    Numbers(Box<FloatTensor<Cube>>),
-}
-
-/// Sizes of FP8 products on tensor cores are multiples of this, except for the number of tokens.
-const ALIGNED: usize = 16;
 
 impl QuantizedOps for Cube {
     type Operand = CubeOperand;
@@ -77,7 +72,7 @@ impl QuantizedOps for Cube {
                 let options = CastOptions::of(&how, kind);
                 let [x, amaxes] = [x, amaxes].map(tensor::from_backend);
                 let casts = cast_ranges(x, rows, amaxes, options).into_iter();
-                casts.map(|cast| Some(operands(cast?, kind))).collect()
+                casts.map(|cast| Some(cast?.operands(kind))).collect()
             }
             (amaxes, _) => quantize_each::<Self>(x, rows, amaxes, how),
         }
@@ -104,7 +99,7 @@ impl QuantizedOps for Cube {
             let shape = [rows.len(), columns];
             let room = tensor::slice_of(&whole, rows.start * columns, shape);
             parts.push(match (Operands::new(a, b), room) {
-                (Operands::Fp8(a, b), Some(room)) => {
+                (Operands::Fp8 { a, b, padding: 0 }, Some(room)) => {
                     let options = Fp8IntoOptions {
                         add: false,
                         tune: false,
@@ -149,7 +144,14 @@ impl QuantizedOps for Cube {
         };
         if let Some(amax) = amax {
             let [x, amax] = [x, amax].map(tensor::from_backend);
-            return operands(cast(x, amax, CastOptions::of(&how, kind)), kind);
+            return cast(x, amax, CastOptions::of(&how, kind)).operands(kind);
+        }
+        let x = tensor::from_backend(x);
+        let shape = [x.meta.shape()[0], x.meta.shape()[1]];
+        if let Some(options) = BlockCastOptions::of(&how, kind, shape)
+            && takes_blocks(&x)
+        {
+            return block_cast(x, options).operands(shape[0]);
         }
         numbers_along(&how, |summed| {
             let options = BlockOptions {
@@ -162,13 +164,17 @@ impl QuantizedOps for Cube {
                 },
                 block: recipe.block(how.role, summed),
             };
-            block_numbers(tensor::from_backend(x.clone()), options)
+            block_numbers(x.clone(), options)
         })
     }
 
     fn numbers_of(operand: CubeOperand) -> FloatTensor<Self> {
         match operand {
             CubeOperand::Fp8(matrix) => tensor::into_backend(numbers(*matrix)),
+            CubeOperand::Fp8Blocks { matrix, rows } => {
+                let padded = tensor::into_backend(block_values(*matrix));
+                slice_rows::<Self>(padded, 0, 0..rows)
+            }
             CubeOperand::Numbers(numbers) => *numbers,
         }
     }
@@ -181,8 +187,9 @@ impl QuantizedOps for Cube {
                 own.values = tensor::from_backend(Self::unwrap_int(bytes));
                 CubeOperand::Fp8(own)
             }
-            CubeOperand::Numbers(own) => {
-                CubeOperand::Numbers(Box::new(Self::unwrap(over.gather(Self::wrap(*own)))))
+            other => {
+                let own = Self::numbers_of(other);
+                CubeOperand::Numbers(Box::new(Self::unwrap(over.gather(Self::wrap(own)))))
             }
         }
     }
@@ -193,9 +200,7 @@ impl QuantizedOps for Cube {
                 matrix.values = transposed_bytes(matrix.values);
                 CubeOperand::Fp8(matrix)
             }
-            CubeOperand::Numbers(numbers) => {
-                CubeOperand::Numbers(Box::new(swapped::<Self>(*numbers)))
-            }
+            other => CubeOperand::Numbers(Box::new(swapped::<Self>(Self::numbers_of(other)))),
         }
     }
 
@@ -218,7 +223,7 @@ impl QuantizedOps for Cube {
     ) -> Tensor<2> {
         let tune = algorithm == GemmAlgorithm::Tuned;
         match Operands::new(a, b) {
-            Operands::Fp8(a, b) => {
+            Operands::Fp8 { a, b, .. } => {
                 let add = sum.is_some();
                 let Some(into) = sum.or(room) else {
                     let options = Fp8ProductOptions {
@@ -254,69 +259,28 @@ impl QuantizedOps for Cube {
     }
 }
 
-/// The operands of a product.
-enum Operands {
-    /// Tensor cores multiply them.
-    Fp8(Box<Fp8Matrix>, Box<Fp8Matrix>),
-    /// Their numbers are multiplied.
-    Numbers(Box<[FloatTensor<Cube>; 2]>),
-}
-
-impl Operands {
-    fn new(a: CubeOperand, b: CubeOperand) -> Self {
-        match (a, b) {
-            (CubeOperand::Fp8(a), CubeOperand::Fp8(b)) if are_taken(&a, &b) => Self::Fp8(a, b),
-            (a, b) => {
-                let [a, b] = [a, b].map(Cube::numbers_of);
-                // One that sums over the rows of its matrix may be padded with zeros.
-                let k = last_dim(&a.shape()).min(last_dim(&b.shape()));
-                let [a, b] = [a, b].map(|x| slice_rows::<Cube>(x, 1, 0..k));
-                Self::Numbers(Box::new([a, b]))
-            }
-        }
-    }
-
-    /// `a bᵀ`.
-    fn multiplied(
-        self,
-        dtype: FloatDType,
-        of: ProductOf,
-        algorithm: GemmAlgorithm,
-    ) -> FloatTensor<Cube> {
-        match self {
-            Self::Fp8(a, b) => {
-                let options = Fp8ProductOptions {
-                    dtype: dtype.into(),
-                    tune: algorithm == GemmAlgorithm::Tuned,
-                    fast_accum: of == ProductOf::Result,
-                    sums_tokens: of == ProductOf::WeightGradient,
-                };
-                tensor::into_backend(done(gemm::fp8_product(*a, *b, options)))
-            }
-            Self::Numbers(both) => {
-                let [a, b] = *both;
-                // cuBLASLt does not round products of f32 matrices.
-                let wide = ProductOptions::new(FloatDType::F32).with_algorithm(algorithm);
-                backend_ops::cast::<Cube>(Cube::product(a, swapped::<Cube>(b), wide), dtype)
-            }
-        }
-    }
-}
-
-/// The operands of a matrix that was cast.
-fn operands(cast: Cast, kind: Fp8Kind) -> Quantized<CubeOperand> {
-    let scale_inv = cast.scale_inv;
-    let matrix = |values| {
-        CubeOperand::Fp8(Box::new(Fp8Matrix {
-            values,
-            scale_inv: scale_inv.clone(),
+impl BlockCastOptions {
+    /// The cast of a matrix with several scales, if tensor cores multiply matrices of its sizes with
+    /// such scales.
+    fn of(how: &Quantization, kind: Fp8Kind, [rows, cols]: [usize; 2]) -> Option<Self> {
+        let square = how.role == MatrixRole::Weight;
+        let is_whole = |size: usize| size > 0 && size.is_multiple_of(FP8_BLOCK);
+        let fits = is_whole(cols) && rows > 0 && (!square || is_whole(rows));
+        (how.recipe.scaling == Scaling::Blocks && fits).then(|| Self {
             kind,
-        }))
-    };
-    Quantized {
-        rows: cast.transposed.map(matrix),
-        cols: cast.straight.map(matrix),
+            largest: how.recipe.format(how.role).largest(),
+            power_of_two: how.recipe.power_of_two_scales,
+            square,
+            straight: how.cols,
+            transposed: how.rows,
+        })
     }
+}
+
+/// Whether the GPU of a matrix multiplies matrices with several scales.
+fn takes_blocks(x: &CubeTensor) -> bool {
+    let device = Cube::wrap::<2>(tensor::into_backend(x.clone())).device();
+    gemm::takes_fp8_blocks(&device)
 }
 
 impl CastOptions {
@@ -329,31 +293,6 @@ impl CastOptions {
             straight: how.cols,
             transposed: how.rows,
         }
-    }
-}
-
-fn are_taken(a: &Fp8Matrix, b: &Fp8Matrix) -> bool {
-    let [n, k] = [b.values.meta.shape()[0], b.values.meta.shape()[1]];
-    // An operand that sums over the rows of its matrix is padded; the other one may not be.
-    let are_aligned = n.is_multiple_of(ALIGNED) && k.is_multiple_of(ALIGNED) && k > 0;
-    let are_aligned = are_aligned && a.values.meta.shape()[1] == k;
-    let both_e5m2 = a.kind == Fp8Kind::E5m2 && b.kind == Fp8Kind::E5m2;
-    let device = Cube::wrap::<1>(tensor::into_backend(a.scale_inv.clone())).device();
-    are_aligned && !both_e5m2 && gemm::takes_fp8(&device)
-}
-
-/// A matrix of which `along` has the numbers, quantised along a dimension.
-fn numbers_along(
-    how: &Quantization,
-    along: impl Fn(SummedDim) -> CubeTensor,
-) -> Quantized<CubeOperand> {
-    let along = |summed| tensor::into_backend(along(summed));
-    let operand = |numbers| CubeOperand::Numbers(Box::new(numbers));
-    Quantized {
-        rows: how
-            .rows
-            .then(|| operand(swapped::<Cube>(along(SummedDim::Rows)))),
-        cols: how.cols.then(|| operand(along(SummedDim::Cols))),
     }
 }
 

@@ -46,6 +46,10 @@ def run(program, strategy, args):
                                          "--dir", folder, "--batch", 128 if program == "mnist" else 64]
     if args.items:
         command += ["--items", args.items]
+    if program == "mnist":
+        command += ["--norm", args.norm]
+    if args.flush:
+        command += ["--flush"]
     if strategy == "parallel":
         command = shlex.split(args.megaburn) + ["launch", "--nproc", 2, "--"] + command
     memory = Memory()
@@ -54,7 +58,9 @@ def run(program, strategy, args):
         ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=args.timeout)
     except subprocess.TimeoutExpired as error:
         (args.out / f"{program}-{strategy}.log").write_bytes((error.stdout or b"") + (error.stderr or b""))
-        return f"it did not end within {args.timeout} s"
+        written = folder / "experiment.log"
+        num = written.read_text().count("Iteration") if written.is_file() else 0
+        return f"it did not end within {args.timeout} s, after {num} steps of all GPUs"
     finally:
         memory.ends = True
         memory.join()
@@ -68,8 +74,11 @@ def run(program, strategy, args):
         return folder / split / f"epoch-{epoch}" / "Loss.log"
 
     def final(split):
-        lines = log(split, args.epochs).read_text().splitlines()
-        return float(next(line for line in lines if line.endswith(",final")).removesuffix(",final"))
+        lines = [line.split(",") for line in log(split, args.epochs).read_text().splitlines()]
+        found = [float(value) for value, *kind in lines if kind == ["final"]]
+        # Under `ddp`, a step may be logged after the end of its epoch, and Burn then leaves the last line out.
+        counted = [(float(value), float(kind[0]) if kind else 1.0) for value, *kind in lines if kind != ["final"]]
+        return found[-1] if found else sum(value * num for value, num in counted) / sum(num for _, num in counted)
 
     written = [(log("valid", epoch - 1).stat().st_mtime, log("train", epoch).stat().st_mtime) for epoch in range(2, args.epochs + 1)]
     epoch = statistics.median(end - start for start, end in written)
@@ -99,6 +108,8 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/learner"))
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--items", type=int, help="only the first items of the training data")
+    parser.add_argument("--norm", default="batch", choices=["batch", "group"], help="the norms of mnist")
+    parser.add_argument("--flush", action="store_true", help="flush the GPUs' queues while Burn's strategies train")
     parser.add_argument("--timeout", type=int, default=200)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()

@@ -1,4 +1,5 @@
-//! Handwritten digits and a small convolutional network with batch norms, as Burn's example `mnist`.
+//! Handwritten digits and a small convolutional network with batch norms, as Burn's example `mnist`, or
+//! with group norms.
 
 use std::sync::Arc;
 
@@ -9,9 +10,10 @@ use burn::{
     },
     module::Module,
     nn::{
-        BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d,
+        BatchNormConfig, GroupNormConfig, Linear, LinearConfig, PaddingConfig2d,
         conv::{Conv2d, Conv2dConfig},
         loss::CrossEntropyLossConfig,
+        norm::{Normalization, NormalizationConfig},
         pool::MaxPool2dConfig,
     },
     prelude::{Device, Int, Tensor},
@@ -23,7 +25,7 @@ use burn_train::{
 };
 use megaburn::{collective::ProcessGroups, prelude::Sharded};
 
-use super::{LearnerArgs, bytes, launch};
+use super::{LearnerArgs, Norm, bytes, launch};
 use crate::Failure;
 
 /// Height and width of an image.
@@ -37,7 +39,7 @@ struct Net {
     #[sharded(replicated)]
     convolutions: Vec<Conv2d>,
     #[sharded(replicated)]
-    norms: Vec<BatchNorm>,
+    norms: Vec<Normalization>,
     #[sharded(replicated)]
     hidden: Linear,
     #[sharded(replicated)]
@@ -45,7 +47,14 @@ struct Net {
 }
 
 impl Net {
-    fn new(device: &Device) -> Self {
+    fn new(norm: Norm, device: &Device) -> Self {
+        let norm = |&channels: &usize| {
+            let config: NormalizationConfig = match norm {
+                Norm::Batch => BatchNormConfig::new(channels).into(),
+                Norm::Group => GroupNormConfig::new(8, channels).into(),
+            };
+            config.init(device)
+        };
         let convolution = |pair: &[usize]| {
             let config = Conv2dConfig::new([pair[0], pair[1]], [3, 3]);
             config.with_padding(PaddingConfig2d::Valid).init(device)
@@ -53,10 +62,7 @@ impl Net {
         let features = CHANNELS[3] * (SIZE - 6).pow(2) / 4;
         Self {
             convolutions: CHANNELS.windows(2).map(convolution).collect(),
-            norms: CHANNELS[1..]
-                .iter()
-                .map(|&channels| BatchNormConfig::new(channels).init(device))
-                .collect(),
+            norms: CHANNELS[1..].iter().map(norm).collect(),
             hidden: LinearConfig::new(features, 128).init(device),
             output: LinearConfig::new(128, CLASSES).init(device),
         }
@@ -152,5 +158,6 @@ pub(super) fn train(
     let [train, valid] = [loader(args, "train", Some(1))?, loader(args, "t10k", None)?];
     let training = SupervisedTraining::new(&args.dir, train, valid)
         .metrics((LossMetric::new(), AccuracyMetric::new()));
-    launch(args, devices, groups, training, Net::new(&devices[0]), 1e-3)
+    let net = Net::new(args.norm, &devices[0]);
+    launch(args, devices, groups, training, net, 1e-3)
 }

@@ -6,7 +6,15 @@
 mod mnist;
 mod text;
 
-use std::{ffi::OsString, fs, path::PathBuf, process::ExitCode, time::Instant};
+use std::{
+    ffi::OsString,
+    fs,
+    path::PathBuf,
+    process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
 
 use burn::{
     lr_scheduler::constant::ConstantLr,
@@ -54,6 +62,13 @@ struct LearnerArgs {
     /// Only the first items of the training data.
     #[arg(long, value_name = "NUM")]
     items: Option<usize>,
+    /// The norms of `mnist`.
+    #[arg(long, default_value = "batch")]
+    norm: Norm,
+    /// Flush the GPUs' queues all the time while a strategy of Burn trains: CubeCL 0.11.3 leaves a
+    /// reduction in a queue until 32 tasks are in it.
+    #[arg(long)]
+    flush: bool,
     /// Where Burn writes its logs, from which losses are read.
     #[arg(long, value_name = "FOLDER")]
     dir: PathBuf,
@@ -63,6 +78,15 @@ struct LearnerArgs {
 enum Program {
     Mnist,
     Text,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Norm {
+    /// As in Burn's example. The ranks of Burn's strategies share one object with the running
+    /// statistics, which moves from GPU to GPU in each forward pass.
+    Batch,
+    /// Without running statistics.
+    Group,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -162,12 +186,38 @@ where
             }
             _ => training,
         };
-        training.launch(Learner::new(model, optimizer, schedule));
+        let learner = Learner::new(model, optimizer, schedule);
+        while_flushed(if args.flush { devices } else { &[] }, || {
+            training.launch(learner);
+        });
     }
     if groups.is_none_or(ProcessGroups::is_main) {
         println!("seconds\t{:.2}", start.elapsed().as_secs_f64());
     }
     Ok(())
+}
+
+/// Runs `body` while threads flush the queues of devices.
+fn while_flushed(devices: &[Device], body: impl FnOnce()) {
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let has_ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _ends = Ends(&has_ended);
+        for device in devices {
+            let (device, has_ended) = (device.clone().inner(), &has_ended);
+            scope.spawn(move || {
+                while !has_ended.load(Ordering::Relaxed) && device.flush().is_ok() {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+        }
+        body();
+    });
 }
 
 /// Reads a file.

@@ -57,8 +57,8 @@ impl Group {
         Self::of_one("single", options)
     }
 
-    /// Rank `rank` of a world of `size` ranks that do not run, for code that only asks which part of
-    /// a tensor a rank holds, such as an estimate of memory.
+    /// Rank `rank` of a world of `size` ranks that do not run, for code that only asks which
+    /// part of a tensor a rank holds, such as an estimate of memory.
     ///
     /// # Collective
     /// None is possible: each fails where there is more than one rank.

@@ -14,5 +14,6 @@ mod models;
 mod mtp;
 mod optim;
 mod own_models;
+mod plan;
 mod precision;
 mod runs;

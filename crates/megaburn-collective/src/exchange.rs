@@ -68,7 +68,11 @@ impl Group {
         body: impl FnOnce(&RankContext, Deadline) -> Result<T, CollectiveError>,
     ) -> Result<T, CollectiveError> {
         let Some(link) = &self.0.link else {
-            return Err(self.bad_argument(call, "a group of one has no peers"));
+            let why = match self.size() {
+                1 => "a group of one has no peers",
+                _ => "the other members of this group do not run",
+            };
+            return Err(self.bad_argument(call, why));
         };
         self.check_usable()?;
         let id = link.recorder.start(self.name(), call);

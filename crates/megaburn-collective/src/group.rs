@@ -57,6 +57,21 @@ impl Group {
         Self::of_one("single", options)
     }
 
+    /// Rank `rank` of a world of `size` ranks that do not run, for code that only asks which
+    /// part of a tensor a rank holds, such as an estimate of memory.
+    ///
+    /// # Collective
+    /// None is possible: each fails where there is more than one rank.
+    ///
+    /// # Panics
+    /// `rank` is not below `size`.
+    pub fn of_shapes(rank: usize, size: usize) -> Self {
+        assert!(rank < size, "rank {rank} of {size}");
+        let options = GroupOptions::default();
+        let activity = Activity::new(rank, options);
+        Self::assemble("world", (0..size).collect(), rank, options, activity, None)
+    }
+
     /// The world group of a single rank, which never communicates.
     pub(crate) fn alone(options: GroupOptions) -> Self {
         Self::of_one("world", options)

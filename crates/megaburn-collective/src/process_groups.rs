@@ -175,4 +175,29 @@ mod tests {
         });
         ranks.into_iter().for_each(|rank| rank.unwrap());
     }
+
+    /// The groups of a world that does not run have the same members, and cannot communicate.
+    #[test]
+    fn groups_of_shapes_are_those_of_ranks_that_run() {
+        let layout: Layout = "tp2-pp2-dp2-ep2-sp".parse().unwrap();
+        let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {
+            let shapes = Group::of_shapes(world.rank(), world.size());
+            let of = |world| ProcessGroups::new(world, layout);
+            let [running, shapes] = [of(&world)?, of(&shapes)?];
+            for (one, other) in [
+                (&running.tp, &shapes.tp),
+                (&running.ep, &shapes.ep),
+                (&running.dp_cp, &shapes.dp_cp),
+                (&running.pp, &shapes.pp),
+            ] {
+                assert_eq!(one.members(), other.members());
+                assert_eq!(one.rank(), other.rank());
+            }
+            let error = shapes.tp.barrier().unwrap_err().to_string();
+            assert!(error.contains("do not run"), "{error}");
+            assert!(shapes.dp.subgroup("alone", &[world.rank()]).is_ok());
+            Ok::<_, CollectiveError>(())
+        });
+        ranks.into_iter().for_each(|rank| rank.unwrap());
+    }
 }

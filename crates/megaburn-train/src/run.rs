@@ -79,8 +79,22 @@ pub fn pretrain(
     run_prepared(&layout, env, group, &job.device, prepare, train).map(|ended| ended[0])
 }
 
-/// Determines the layout and the devices of this process, and checks its part of the configuration.
+/// As [`find_place`], and sets how this process multiplies matrices.
 fn place(
+    config: &TrainConfig,
+    env: Option<&RankEnv>,
+    fresh: bool,
+) -> Result<(Layout, Devices, Device), TrainError> {
+    let (layout, devices, device) = find_place(config, env, fresh)?;
+    choose_gemm(&device, config.train.tf32, config.train.tune_products);
+    Ok((layout, devices, device))
+}
+
+/// Determines the layout and the devices of this process, and checks its part of the configuration.
+///
+/// # Errors
+/// The configuration, the layout, the run's folder or the devices cannot be used.
+pub(crate) fn find_place(
     config: &TrainConfig,
     env: Option<&RankEnv>,
     fresh: bool,
@@ -93,7 +107,6 @@ fn place(
     }
     let layout = config.layout_on(devices, env.map(|env| env.world_size))?;
     let device = devices.of_this_process(&layout, env)?;
-    choose_gemm(&device, config.train.tf32, config.train.tune_products);
     let attention = config.attention_on(devices)?;
     devices.find_libraries_of(attention)?;
     Ok((layout, devices, device))

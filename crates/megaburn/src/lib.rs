@@ -23,6 +23,7 @@ pub use megaburn_models as models;
 pub use megaburn_optim as optim;
 pub use megaburn_parallel as parallel;
 pub use megaburn_pipeline as pipeline;
+pub use megaburn_plan as plan;
 #[cfg(feature = "records")]
 pub use megaburn_records as records;
 pub use megaburn_report as report;

@@ -1,7 +1,6 @@
 //! Configuration: errors, warnings, recipes, estimates.
 
 pub(crate) mod estimates;
-pub(crate) mod plan;
 pub(crate) mod recipes;
 pub(crate) mod refused;
 pub(crate) mod removed_keys;

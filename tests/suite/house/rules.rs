@@ -9,7 +9,7 @@ use std::{
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// The level of each crate; a crate depends only on crates of lower levels.
-pub(crate) const FLOORS: [(&str, u8); 27] = [
+pub(crate) const FLOORS: [(&str, u8); 28] = [
     ("megaburn-derive", 0),
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
@@ -29,6 +29,7 @@ pub(crate) const FLOORS: [(&str, u8); 27] = [
     ("megaburn-learner", 4),
     ("megaburn-report", 4),
     ("megaburn-train", 5),
+    ("megaburn-plan", 6),
     ("megaburn-verify", 6),
     ("megaburn", 7),
     ("megaburn-examples", 8),

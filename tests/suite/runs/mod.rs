@@ -3,7 +3,9 @@
 pub(crate) mod changed_settings;
 mod checkpoints;
 pub(crate) mod child;
+mod dry_run;
 mod hosts;
+mod info;
 mod megatron;
 pub(crate) mod output;
 pub(crate) mod processes;

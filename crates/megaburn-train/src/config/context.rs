@@ -64,7 +64,7 @@ fn heads_of_rank(layout: &Layout, model: &DecoderConfig) -> [usize; 2] {
 
 impl TrainConfig {
     /// Tokens of a sequence of `data.seq_len`, including the padding for context parallelism.
-    pub(crate) fn padded_seq_len(&self, layout: &Layout) -> usize {
+    pub fn padded_seq_len(&self, layout: &Layout) -> usize {
         self.padded(self.data.seq_len, layout)
     }
 
@@ -146,7 +146,10 @@ impl TrainConfig {
     }
 
     /// How keys and values are exchanged: one method for all layers, or one per layer.
-    pub(crate) fn context_comms(
+    ///
+    /// # Errors
+    /// A list of another length than the model has layers, or a method that its heads do not allow.
+    pub fn context_comms(
         &self,
         layout: &Layout,
         model: &DecoderConfig,

@@ -236,7 +236,7 @@ impl DataConfig {
     }
 
     /// The lengths of the sequences of a sample.
-    pub(crate) fn seq_lens(&self) -> Vec<usize> {
+    pub fn seq_lens(&self) -> Vec<usize> {
         match self.dataset {
             DatasetKind::Gpt | DatasetKind::Bert => vec![self.seq_len],
             DatasetKind::T5 => vec![self.seq_len, self.decoder_seq_len],

@@ -8,7 +8,7 @@ use crate::error::TrainError;
 
 impl ParallelConfig {
     /// The schedule of a step of `num_micro_batches` micro-batches on each of `pp` pipeline ranks.
-    pub(crate) fn schedule(&self, pp: usize, num_micro_batches: usize) -> ScheduleConfig {
+    pub fn schedule(&self, pp: usize, num_micro_batches: usize) -> ScheduleConfig {
         if pp == 1 {
             // Without a pipeline: one forward, its backward, then the next micro-batch.
             let kind = ScheduleKind::OneForwardOneBackward;
@@ -47,7 +47,7 @@ impl ParallelConfig {
     ///
     /// # Errors
     /// The layers cannot be split that way.
-    pub(crate) fn stages(
+    pub fn stages(
         &self,
         layout: &Layout,
         num_layers: usize,

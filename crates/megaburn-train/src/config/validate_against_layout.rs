@@ -89,6 +89,17 @@ impl TrainConfig {
         self.model.decoder(self.data.longest_seq_len(), vocab)
     }
 
+    /// The model of a run that starts from random weights, checked as a run checks it. If `model.vocab`
+    /// is not set, it has the vocabulary of the byte tokenizer, because nothing is read.
+    ///
+    /// # Errors
+    /// The model cannot be trained on `layout` with this configuration; the error names the key.
+    pub fn planned_model(&self, layout: &Layout) -> Result<DecoderConfig, TrainError> {
+        let model = self.fresh_model(megaburn_data::ByteTokenizer::VOCAB_SIZE);
+        self.check_model(layout, &model)?;
+        Ok(model)
+    }
+
     /// Refuses a layout that does not split the sequences, the batch or a model, whose `shape` is
     /// that for sequences of a length.
     fn check_layout(

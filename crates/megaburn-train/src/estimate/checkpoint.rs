@@ -37,8 +37,7 @@ impl CheckpointShare {
     /// Nothing is sent.
     pub fn of_rank(config: &TrainConfig, groups: &ProcessGroups) -> Result<Self, TrainError> {
         let layout = groups.layout();
-        let model = config.fresh_model(megaburn_data::ByteTokenizer::VOCAB_SIZE);
-        config.check_model(&layout, &model)?;
+        let model = config.planned_model(&layout)?;
         let TrainStateShape {
             plan,
             optimizer,

@@ -1,8 +1,8 @@
 //! Estimates the memory that each rank of a run needs, by formula, before anything is allocated.
 //!
 //! Parameters, accumulated gradients and optimizer state are counted from the rank's shards, and
-//! activations by [`megaburn_models::activation_memory`]. The memory of kernels, collectives and the
-//! allocator is not included: leave a tenth of a GPU free for them.
+//! activations by [`megaburn_models::activation_memory`]. The memory of kernels, collectives and
+//! the allocator is not included: leave a tenth of a GPU free for them.
 
 mod checkpoint;
 mod held;
@@ -12,7 +12,9 @@ use std::fmt;
 
 pub use checkpoint::CheckpointShare;
 use megaburn_mesh::Layout;
+use megaburn_models::DecoderConfig;
 pub use megaburn_models::activation_memory::Scores;
+pub use state::RankParams;
 
 use crate::{config::TrainConfig, error::TrainError};
 
@@ -45,16 +47,30 @@ impl MemoryEstimate {
         layout: &Layout,
         scores: Scores,
     ) -> Result<Vec<Self>, TrainError> {
-        let model = config.fresh_model(megaburn_data::ByteTokenizer::VOCAB_SIZE);
-        config.check_model(layout, &model)?;
+        let model = config.planned_model(layout)?;
+        let params = RankParams::of_stages(config, layout, &model)?;
+        Self::of_params(config, layout, &model, &params, scores)
+    }
+
+    /// As [`of_stages`](Self::of_stages), for a model whose parameters on the rank of each pipeline
+    /// stage are known. They depend on `model` and the degrees tp, ep, etp and pp only.
+    ///
+    /// # Errors
+    /// As [`of_stages`](Self::of_stages).
+    pub fn of_params(
+        config: &TrainConfig,
+        layout: &Layout,
+        model: &DecoderConfig,
+        params: &[RankParams],
+        scores: Scores,
+    ) -> Result<Vec<Self>, TrainError> {
         let stages = config.parallel.stages(layout, model.layers)?;
-        let states = state::of_stages(config, layout, &model, &stages)?;
-        let held = held::of_stages(config, layout, &model, &stages, scores)?;
-        let with = |(state, activations)| Self {
+        let held = held::of_stages(config, layout, model, &stages, scores)?;
+        let with = |(params, activations): (&RankParams, usize)| Self {
             activations,
-            ..state
+            ..params.bytes(config, layout)
         };
-        Ok(states.into_iter().zip(held).map(with).collect())
+        Ok(params.iter().zip(held).map(with).collect())
     }
 
     /// The estimate of the rank that needs most.
@@ -71,6 +87,12 @@ impl MemoryEstimate {
             .into_iter()
             .max_by_key(Self::total)
             .unwrap_or_default())
+    }
+
+    /// The number of ranks over which `parallel.zero` above 0 shards what belongs to a parameter:
+    /// of an expert, or another.
+    pub fn num_shares(config: &TrainConfig, layout: &Layout, is_expert: bool) -> usize {
+        state::shares(config, layout, is_expert)
     }
 
     /// The sum of all parts.

@@ -1,7 +1,7 @@
 //! Parameters, gradients and optimizer state of the ranks of a pipeline.
 
 use burn::prelude::Device;
-use megaburn_collective::{GroupOptions, ProcessGroups, RankFailure, run_threads};
+use megaburn_collective::{Group, ProcessGroups};
 use megaburn_mesh::{Axis, Layout};
 use megaburn_models::{DecoderConfig, ModelError, decoder::ModelOptions};
 use megaburn_optim::StateDtype;
@@ -15,6 +15,7 @@ use crate::{
 };
 
 /// The local part of a parameter on a rank, before ZeRO shards it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Param {
     elements: usize,
     is_expert: bool,
@@ -25,49 +26,49 @@ struct Param {
     is_orthogonalized: bool,
 }
 
-/// Everything except activations, for the rank with each of these lists of stages.
-pub(super) fn of_stages(
-    config: &TrainConfig,
-    layout: &Layout,
-    model: &DecoderConfig,
-    stages: &[Vec<StageLayers>],
-) -> Result<Vec<MemoryEstimate>, TrainError> {
-    let of = |params: &Vec<Param>| bytes(config, layout, params);
-    Ok(params(layout, model, stages)?.iter().map(of).collect())
+/// The parameters of one rank, before ZeRO shards them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankParams {
+    params: Vec<Param>,
 }
 
-/// The parameters of a rank, for each of these lists of stages. Their sizes are taken from a model
-/// that is built without initializing its weights, on as many rank threads as split its matrices.
-fn params(
-    layout: &Layout,
-    model: &DecoderConfig,
-    stages: &[Vec<StageLayers>],
-) -> Result<Vec<Vec<Param>>, TrainError> {
-    let split = layout.ep * layout.etp;
-    let dp = (1..=split)
-        .find(|dp| (layout.tp * dp).is_multiple_of(split))
-        .unwrap_or(split);
-    let grid = Layout {
-        cp: 1,
-        pp: 1,
-        dp,
-        ..*layout
-    };
-    let ranks = run_threads(grid.world_size(), GroupOptions::default(), |world| {
+impl RankParams {
+    /// The parameters of the rank of each pipeline stage, in rank order. Their sizes are taken from
+    /// a model that is built without initializing its weights.
+    ///
+    /// # Errors
+    /// The layout does not split the model.
+    pub fn of_stages(
+        config: &TrainConfig,
+        layout: &Layout,
+        model: &DecoderConfig,
+    ) -> Result<Vec<Self>, TrainError> {
+        let stages = config.parallel.stages(layout, model.layers)?;
+        // The smallest world whose first rank holds as large a part of each matrix.
+        let split = layout.ep * layout.etp;
+        let dp = (1..=split)
+            .find(|dp| (layout.tp * dp).is_multiple_of(split))
+            .unwrap_or(split);
+        let grid = Layout {
+            cp: 1,
+            pp: 1,
+            dp,
+            ..*layout
+        };
+        let world = Group::of_shapes(0, grid.world_size());
         let groups = ProcessGroups::new(&world, grid)?;
         let options = ModelOptions {
             sequence_parallel: layout.sp,
             ..ModelOptions::default()
         };
         let of = |chunks: &Vec<StageLayers>| {
-            let config = model;
-            let model = config.init_stages(chunks, &groups, &options, &Device::flex())?;
-            let direct = main_grads(&model);
+            let built = model.init_stages(chunks, &groups, &options, &Device::flex())?;
+            let direct = main_grads(&built);
             let shared = |path: &str| {
-                let of = |stage| config.shared_params(stage).contains(&path);
+                let of = |stage| model.shared_params(stage).contains(&path);
                 layout.pp > 1 && chunks.iter().any(of)
             };
-            let plan = shard_plan(&model).map_err(ModelError::from)?;
+            let plan = shard_plan(&built).map_err(ModelError::from)?;
             let param = |(path, spec): (&str, &megaburn_mesh::ParamSpec)| Param {
                 elements: spec.shard.local_shape().iter().product(),
                 is_expert: spec.is_expert(),
@@ -75,19 +76,42 @@ fn params(
                 is_orthogonalized: spec.shard.global_shape.len() == 2
                     && !NO_MUON.iter().any(|start| path.starts_with(start)),
             };
-            Ok::<_, TrainError>(plan.iter().map(param).collect::<Vec<_>>())
+            let params = plan.iter().map(param).collect();
+            Ok::<_, TrainError>(Self { params })
         };
-        stages.iter().map(of).collect::<Result<Vec<_>, _>>()
-    });
-    // All ranks of a stage hold the same number of elements.
-    match ranks.into_iter().next() {
-        Some(Ok(params)) => Ok(params),
-        Some(Err(RankFailure::Failed(error))) => Err(error),
-        Some(Err(RankFailure::Panicked(message))) => {
-            Err(TrainError::RankPanicked { rank: 0, message })
-        }
-        Some(Err(RankFailure::NotStarted(why))) => Err(TrainError::NoThread { why }),
-        None => Ok(Vec::new()),
+        stages.iter().map(of).collect()
+    }
+
+    /// The number of elements of all parameters.
+    pub fn elements(&self) -> usize {
+        self.sum(|_| true)
+    }
+
+    /// The number of elements of experts' parameters.
+    pub fn expert_elements(&self) -> usize {
+        self.sum(|param| param.is_expert)
+    }
+
+    /// The number of elements of the parameters that `parallel.zero = 3` shards: of experts, or of
+    /// the others.
+    pub fn sharded_elements(&self, of_experts: bool) -> usize {
+        self.sum(|param| param.is_direct && param.is_expert == of_experts)
+    }
+
+    /// The number of elements of the largest parameter.
+    pub fn largest(&self) -> usize {
+        let elements = self.params.iter().map(|param| param.elements);
+        elements.max().unwrap_or(0)
+    }
+
+    fn sum(&self, is_counted: impl Fn(&Param) -> bool) -> usize {
+        let counted = self.params.iter().filter(|param| is_counted(param));
+        counted.map(|param| param.elements).sum()
+    }
+
+    /// Everything that the rank holds except activations.
+    pub(super) fn bytes(&self, config: &TrainConfig, layout: &Layout) -> MemoryEstimate {
+        bytes(config, layout, &self.params)
     }
 }
 
@@ -141,8 +165,8 @@ fn bytes(config: &TrainConfig, layout: &Layout, params: &[Param]) -> MemoryEstim
     found
 }
 
-/// The number of ranks that shard the state of a parameter.
-fn shares(config: &TrainConfig, layout: &Layout, is_expert: bool) -> usize {
+/// The number of ranks that shard the state of a parameter of an expert, or of another parameter.
+pub(super) fn shares(config: &TrainConfig, layout: &Layout, is_expert: bool) -> usize {
     let dense = layout.dp * layout.cp;
     if !is_expert {
         return config.parallel.zero_ranks.unwrap_or(dense);

@@ -57,7 +57,8 @@ use precision_state::PrecisionState;
 pub(crate) use amax_histories::SavedAmaxes;
 pub use conversions::{Conversions, LossScaleConversion};
 pub use delayed_scales::ResumedAmaxes;
-pub(crate) use resume::read_state;
+pub(crate) use resume::{changes_since, check_model, read_state};
+pub(crate) use resume_samples::{Reading, check_reading};
 pub(crate) use save::{ImportedFrom, TrainerState};
 
 /// The training state of one rank. [`pretrain`](crate::pretrain) runs one; a custom loop does this:

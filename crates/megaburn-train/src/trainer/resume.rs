@@ -2,13 +2,14 @@ use std::{fs, path::Path};
 
 use megaburn_checkpoint::Checkpoint;
 use megaburn_collective::{Phase, Progress as PhaseProgress};
-use megaburn_models::{ModelError, source::ModelSource};
+use megaburn_mesh::Layout;
+use megaburn_models::{DecoderConfig, ModelError, source::ModelSource};
 use serde::de::Error as _;
 use serde_json::{Value, json};
 
 use super::{delayed_scales::ResumedAmaxes, save::TrainerState};
 use crate::{
-    config::{Change, Changes, changes, record_of_file},
+    config::{Change, Changes, TrainConfig, changes, record_of_file},
     error::TrainError,
     resume_error::ResumeError,
     resumed::Resumed,
@@ -82,46 +83,13 @@ impl Trainer {
     /// The keys that can change numbers and whose values have changed; `None` if nothing is
     /// recorded. A changed key that makes another run is an error.
     fn changes(&self, checkpoint: &Checkpoint) -> Result<Option<Vec<Change>>, TrainError> {
-        let saved = match read_state(checkpoint)?.config {
-            Value::Null => {
-                let file = config_of(Path::new(&self.core.config.run.dir));
-                let text = fs::read_to_string(file).ok();
-                text.and_then(|text| record_of_file(&text, &self.model_config))
-            }
-            saved => Some(saved),
-        };
-        let Some(saved) = saved else { return Ok(None) };
-        let mine = self
-            .core
-            .config
-            .record(&self.core.groups.layout(), &self.model_config);
-        let Changes { identity, numeric } = changes(&saved, &mine);
-        match identity.first() {
-            None => Ok(Some(numeric)),
-            Some(Change { key, old, new }) => {
-                let what = format!("is from another run: {key} is {old} there and {new} here");
-                Err(ResumeError::Other {
-                    path: checkpoint.path().into(),
-                    what,
-                }
-                .into())
-            }
-        }
+        let layout = self.core.groups.layout();
+        changes_since(checkpoint, &self.core.config, &layout, &self.model_config)
     }
 
     /// Refuses a checkpoint of another model.
     fn check_model(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        let mut mine = json!(self.model_config);
-        if !self.model_config.learns_positions() {
-            // The length of sequences is not part of the weights.
-            mine.as_object_mut()
-                .map(|fields| fields.remove("max_seq_len"));
-        }
-        difference(checkpoint.model(), &mine).map_or(Ok(()), |difference| {
-            let path = checkpoint.path().into();
-            let what = format!("is from another model: {difference}");
-            Err(ResumeError::Other { path, what }.into())
-        })
+        check_model(checkpoint, &self.model_config)
     }
 
     /// Loads the weights of another model of the same sizes; nothing else changes.
@@ -173,6 +141,61 @@ impl Trainer {
         }
         Ok(amaxes)
     }
+}
+
+/// The keys that can change numbers and whose values have changed since a checkpoint was written;
+/// `None` if nothing is recorded.
+///
+/// # Errors
+/// A changed key makes another run.
+pub(crate) fn changes_since(
+    checkpoint: &Checkpoint,
+    config: &TrainConfig,
+    layout: &Layout,
+    model: &DecoderConfig,
+) -> Result<Option<Vec<Change>>, TrainError> {
+    let saved = match read_state(checkpoint)?.config {
+        Value::Null => {
+            let file = config_of(Path::new(&config.run.dir));
+            let text = fs::read_to_string(file).ok();
+            text.and_then(|text| record_of_file(&text, model))
+        }
+        saved => Some(saved),
+    };
+    let Some(saved) = saved else { return Ok(None) };
+    let Changes { identity, numeric } = changes(&saved, &config.record(layout, model));
+    match identity.first() {
+        None => Ok(Some(numeric)),
+        Some(Change { key, old, new }) => {
+            let what = format!("is from another run: {key} is {old} there and {new} here");
+            Err(ResumeError::Other {
+                path: checkpoint.path().into(),
+                what,
+            }
+            .into())
+        }
+    }
+}
+
+/// Refuses a checkpoint of another model than `model`.
+///
+/// # Errors
+/// The first field in which they differ.
+pub(crate) fn check_model(
+    checkpoint: &Checkpoint,
+    model: &DecoderConfig,
+) -> Result<(), TrainError> {
+    let mut mine = json!(model);
+    if !model.learns_positions() {
+        // The length of sequences is not part of the weights.
+        mine.as_object_mut()
+            .map(|fields| fields.remove("max_seq_len"));
+    }
+    difference(checkpoint.model(), &mine).map_or(Ok(()), |difference| {
+        let path = checkpoint.path().into();
+        let what = format!("is from another model: {difference}");
+        Err(ResumeError::Other { path, what }.into())
+    })
 }
 
 pub(crate) fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {

@@ -101,11 +101,7 @@ impl Trainer {
 
     /// Refuses a checkpoint whose run read samples in another way.
     pub(super) fn check_reading(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        let found = compare_reading(&read_state(checkpoint)?, &self.state());
-        Ok(found.map_err(|what| ResumeError::Other {
-            path: checkpoint.path().into(),
-            what,
-        })?)
+        check_reading(checkpoint, &self.state().reading())
     }
 
     /// Refuses to continue in Megatron-LM's order, which ends, if the rest of the run needs more
@@ -148,8 +144,40 @@ impl Trainer {
     }
 }
 
+/// How a run reads its samples.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading {
+    pub(crate) seed: u64,
+    pub(crate) seq_len: usize,
+    pub(crate) blend: Option<BlendRecord>,
+    pub(crate) document_multiple: Option<usize>,
+}
+
+impl TrainerState {
+    fn reading(&self) -> Reading {
+        Reading {
+            seed: self.seed,
+            seq_len: self.seq_len,
+            blend: self.blend.clone(),
+            document_multiple: self.document_multiple,
+        }
+    }
+}
+
+/// Refuses a checkpoint whose run read samples in another way than `mine`.
+///
+/// # Errors
+/// What differs.
+pub(crate) fn check_reading(checkpoint: &Checkpoint, mine: &Reading) -> Result<(), TrainError> {
+    let found = compare_reading(&read_state(checkpoint)?.reading(), mine);
+    Ok(found.map_err(|what| ResumeError::Other {
+        path: checkpoint.path().into(),
+        what,
+    })?)
+}
+
 /// Why a run read samples in another way than this one.
-fn compare_reading(saved: &TrainerState, mine: &TrainerState) -> Result<(), String> {
+fn compare_reading(saved: &Reading, mine: &Reading) -> Result<(), String> {
     for (name, saved, mine) in [
         ("run.seed", saved.seed, mine.seed),
         ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),

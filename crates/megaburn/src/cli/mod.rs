@@ -8,6 +8,7 @@ mod data;
 mod device;
 mod generate;
 mod hint;
+mod info;
 mod interrupt;
 mod launch;
 mod plan;
@@ -106,8 +107,11 @@ enum Command {
     Config(config::ConfigCommand),
     /// Compare layouts with reference results of Transformers, or two models tensor by tensor.
     Verify(verify::VerifyArgs),
-    /// Draw a pipeline schedule and print its bubble and peak memory.
-    Plan(plan::PlanArgs),
+    /// Predict the memory, traffic, time and cost of a run before it starts; or draw a pipeline
+    /// schedule.
+    Plan(Box<plan::PlanArgs>),
+    /// Say what a run, a checkpoint or a model is: sizes, layout, last step and loss.
+    Info(info::InfoArgs),
     /// Encode text into data sets in Megatron-LM's format; inspect, merge and split them.
     #[command(subcommand)]
     Data(data::DataCommand),
@@ -142,6 +146,7 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Config(command) => done(command.run()),
         Command::Data(command) => done(command.run()),
         Command::Verify(args) => args.run(),
+        Command::Info(args) => done(args.run()),
         Command::Plan(args) => args.run(),
         Command::Tokenize(args) => args.run(),
         Command::Launch(args) => args.run(),

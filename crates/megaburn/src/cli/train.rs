@@ -5,19 +5,20 @@ use std::process::ExitCode;
 use clap::Args;
 use megaburn_collective::RankEnv;
 use megaburn_train::{
-    ConfigLayers, Ended, Exit, StopReason, TrainConfig, TrainError, pretrain, report_start_failure,
-    signal::StopSignal,
+    ConfigLayers, Ended, Exit, StopReason, TrainConfig, TrainError, dry_run, pretrain,
+    report_start_failure, signal::StopSignal,
 };
 
 use super::{
     begin,
     burn_sources::burn_sources,
     device::{DeviceArg, launch_again},
+    print,
 };
 
 /// The configuration of a run on the command line. Later sources override earlier ones: defaults,
 /// files, `--set`, then the dedicated flags.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct TrainArgs {
     /// A TOML file of settings. Repeatable; later files override earlier ones.
     #[arg(long, value_name = "FILE")]
@@ -55,6 +56,11 @@ pub struct TrainArgs {
     /// are any and the program was built for them, otherwise to the CPU.
     #[arg(long, value_enum)]
     pub device: Option<DeviceArg>,
+    /// Only check what a start would check, without a model in memory: the configuration, the layout,
+    /// the devices, the data, the run's folder and its newest checkpoint. Exits with 0, or with the
+    /// error of the run.
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 impl TrainArgs {
@@ -107,6 +113,9 @@ impl TrainArgs {
     }
 
     fn start(&self) -> Result<ExitCode, TrainError> {
+        if self.dry_run {
+            return self.check();
+        }
         match self.prepare().map_err(report_start_failure)? {
             Start::Ranks(ranks) => launch_again(ranks, std::env::args_os().skip(1)),
             Start::Here(config) => {
@@ -119,6 +128,17 @@ impl TrainArgs {
                 })
             }
         }
+    }
+
+    /// Checks what a start would check. Of several ranks under a launcher, rank 0 prints.
+    fn check(&self) -> Result<ExitCode, TrainError> {
+        let config = self.load()?;
+        let lines = dry_run(&config, self.fresh, burn_sources)?;
+        if RankEnv::from_env()?.is_none_or(|env| env.rank == 0) {
+            lines.into_iter().try_for_each(print::result)?;
+            print::result("dry run  nothing was trained or written; the run can start")?;
+        }
+        Ok(Exit::Done.into())
     }
 
     /// Determines the role of this process. If this fails on a rank, the other ranks are notified.

@@ -24,6 +24,10 @@ mod weights;
 
 use std::process::ExitCode;
 
+pub(super) use model::describe;
+pub(super) use place::{Place, open};
+pub(super) use units::size;
+
 use clap::Subcommand;
 use megaburn_models::ModelError;
 use megaburn_train::{Exit, TrainError};

@@ -10,7 +10,7 @@ use super::{state_keys::by_key, units::shortened};
 const LONGEST: usize = 100;
 
 /// A model's configuration in a line.
-pub(super) fn describe(model: &Value) -> String {
+pub(in crate::cli) fn describe(model: &Value) -> String {
     let config = serde_json::from_value::<DecoderConfig>(model.clone()).ok();
     let known = config.and_then(|config| {
         let params = config.whole_plan().ok()?.num_global();

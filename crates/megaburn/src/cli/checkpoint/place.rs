@@ -15,7 +15,7 @@ use megaburn_train::{RunInfo, TrainError};
 
 /// A path that a user gave.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(in crate::cli) enum Place {
     /// The folder of one checkpoint.
     Checkpoint(PathBuf),
     /// A folder of checkpoints.
@@ -32,7 +32,7 @@ impl Place {
     ///
     /// # Errors
     /// It holds no checkpoint and is not a run's folder; it cannot be read.
-    pub(super) fn of(path: &Path) -> Result<Self, TrainError> {
+    pub(in crate::cli) fn of(path: &Path) -> Result<Self, TrainError> {
         if is_url(path) {
             let why = "is a URL; copy the checkpoint with `megaburn checkpoint fetch` first";
             return Err(refused(path, why));
@@ -83,7 +83,7 @@ impl Place {
 ///
 /// # Errors
 /// It is no checkpoint, or is damaged, or the run has no whole one.
-pub(super) fn open(path: &Path) -> Result<Checkpoint, TrainError> {
+pub(in crate::cli) fn open(path: &Path) -> Result<Checkpoint, TrainError> {
     let folder = match Place::of(path)? {
         Place::Checkpoint(path) => return Ok(retried(|| Checkpoint::open(&path))?),
         Place::Folder { checkpoints, .. } => checkpoints,

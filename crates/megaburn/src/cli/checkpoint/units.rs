@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use megaburn_report::console::{human_duration, human_number};
 
 /// A number of bytes: `1.53MB`.
-pub(super) fn size(bytes: u64) -> String {
+pub(in crate::cli) fn size(bytes: u64) -> String {
     format!("{}B", human_number(bytes as f64))
 }
 

@@ -1,4 +1,4 @@
-//! `megaburn plan` on the command line.
+//! `megaburn plan --schedule` on the command line.
 
 use std::fs;
 

@@ -1,49 +1,54 @@
-//! `megaburn plan`: shows a pipeline schedule without running it.
+//! `megaburn plan --schedule KIND`: shows a pipeline schedule without running it.
 
-use std::{
-    fs,
-    io::{self, IsTerminal},
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::io::{self, IsTerminal};
 
 use clap::{Args, ValueEnum};
 use megaburn_pipeline::{
     Costs, Links, PipelineError, Placement, Proof, Schedule, ScheduleConfig, ScheduleKind, Timing,
     draw,
 };
-use megaburn_train::{Exit, TrainError};
-
-use super::{done, fail, print};
 
 /// Width of a terminal line, in characters.
 const TERMINAL: usize = 80;
 
 #[derive(Args)]
-pub(super) struct PlanArgs {
-    /// Schedule: gpipe, 1f1b, interleaved, zb-h1, zb-v or forward-only.
-    #[arg(long, value_name = "KIND")]
-    schedule: ScheduleKind,
-    /// Number of pipeline ranks.
-    #[arg(long, value_name = "N")]
-    pp: usize,
-    /// Number of stages per rank. Default: 2 for interleaved and zb-v, otherwise 1.
-    #[arg(long, value_name = "V")]
+pub(super) struct ScheduleArgs {
+    /// Without CONFIG: the schedule, one of gpipe, 1f1b, interleaved, zb-h1, zb-v or forward-only.
+    #[arg(
+        long,
+        value_name = "KIND",
+        required_unless_present = "config",
+        conflicts_with = "config"
+    )]
+    schedule: Option<ScheduleKind>,
+    /// Without CONFIG: the number of pipeline ranks.
+    #[arg(
+        long,
+        value_name = "N",
+        required_unless_present = "config",
+        conflicts_with = "config"
+    )]
+    pp: Option<usize>,
+    /// Without CONFIG: the number of stages per rank. Default: 2 for interleaved and zb-v,
+    /// otherwise 1.
+    #[arg(long, value_name = "V", conflicts_with = "config")]
     chunks: Option<usize>,
-    /// Number of micro-batches per step.
-    #[arg(long, value_name = "M")]
-    micro_batches: usize,
-    /// For interleaved: the number of micro-batches that a chunk processes before the next chunk
-    /// continues. Default: the smallest number that the schedule allows.
-    #[arg(long, value_name = "G")]
+    /// Without CONFIG: the number of micro-batches per step.
+    #[arg(
+        long,
+        value_name = "M",
+        required_unless_present = "config",
+        conflicts_with = "config"
+    )]
+    micro_batches: Option<usize>,
+    /// Without CONFIG, for interleaved: the number of micro-batches that a chunk processes before
+    /// the next chunk continues. Default: the smallest number that the schedule allows.
+    #[arg(long, value_name = "G", conflicts_with = "config")]
     group: Option<usize>,
-    /// How stages are assigned to ranks: in a loop, or there and back (vee). Only gpipe and
-    /// forward-only support both.
-    #[arg(long, value_enum, value_name = "P")]
+    /// Without CONFIG: how stages are assigned to ranks, in a loop, or there and back (vee). Only
+    /// gpipe and forward-only support both.
+    #[arg(long, value_enum, value_name = "P", conflicts_with = "config")]
     placement: Option<PlacementArg>,
-    /// Also draw the schedule into this SVG file.
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
 }
 
 /// The command line's names for [`Placement`].
@@ -62,38 +67,22 @@ impl From<PlacementArg> for Placement {
     }
 }
 
-impl PlanArgs {
-    /// Builds, proves, draws and prints a schedule. Exits with 2 if there is no such schedule, and
-    /// with 1 if the text or the picture cannot be written.
-    pub(super) fn run(self) -> ExitCode {
-        match self.draw() {
-            Ok((text, picture)) => done(self.write(&text, &picture)),
-            Err(error) => fail(&error.to_string(), Exit::BadInput),
-        }
-    }
-
-    fn write(self, text: &str, picture: &str) -> Result<(), TrainError> {
-        print::result(text.trim_end())?;
-        if let Some(path) = self.svg {
-            let written = fs::write(&path, picture);
-            written.map_err(|source| TrainError::Write {
-                path: path.clone(),
-                source,
-            })?;
-            print::note(format!("wrote    {}", path.display()));
-        }
-        Ok(())
-    }
-
-    /// The report as text, and the picture as SVG.
-    fn draw(&self) -> Result<(String, String), PipelineError> {
-        let mut config = ScheduleConfig::new(self.schedule, self.pp, self.micro_batches);
+impl ScheduleArgs {
+    /// The report of a schedule as text, and its picture as SVG.
+    ///
+    /// # Errors
+    /// There is no such schedule.
+    pub(super) fn draw(&self) -> Result<(String, String), PipelineError> {
+        // The command line requires all three where no configuration is given.
+        let kind = self.schedule.unwrap_or(ScheduleKind::OneForwardOneBackward);
+        let pp = self.pp.unwrap_or(1);
+        let mut config = ScheduleConfig::new(kind, pp, self.micro_batches.unwrap_or(1));
         config.num_chunks = self.chunks;
         config.group_size = self.group;
         config.placement = self.placement.map(Placement::from);
         let schedule = config.build()?;
         let proof = schedule.prove()?;
-        let timing = schedule.simulate(&vec![Costs::UNIT; self.pp], Links::PrePosted)?;
+        let timing = schedule.simulate(&vec![Costs::UNIT; pp], Links::PrePosted)?;
         let text = report(&config, &schedule, &proof, &timing)?;
         Ok((text, draw::svg(&schedule, &timing)))
     }

@@ -1,0 +1,38 @@
+use megaburn_pipeline::PipelineError;
+use megaburn_train::{Exit, TrainError};
+use thiserror::Error;
+
+/// Why a run cannot be planned.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+#[allow(
+    missing_docs,
+    reason = "the error message of each variant describes its fields"
+)]
+pub enum PlanError {
+    #[error("`--gpu {name}` is not known: choose one of {known}")]
+    UnknownGpu { name: String, known: String },
+    #[error(
+        "`precision.recipe` is {recipe}, but {gpu} has no units for products in FP8: choose another \
+        --gpu, or set precision.recipe to \"bf16\""
+    )]
+    NoFp8 { recipe: String, gpu: &'static str },
+    #[error(transparent)]
+    Train(#[from] TrainError),
+}
+
+impl From<PipelineError> for PlanError {
+    fn from(error: PipelineError) -> Self {
+        Self::Train(error.into())
+    }
+}
+
+impl PlanError {
+    /// The exit code of a program that ends with this error.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Train(error) => error.exit(),
+            Self::UnknownGpu { .. } | Self::NoFp8 { .. } => Exit::BadInput,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The memory of the rank of each pipeline stage.
+//!
+//! Parameters, gradients, optimizer state and activations are [`MemoryEstimate`]'s. What a GPU
+//! needs in addition is in `buffers_bytes`:
+//!
+//! - the gradients of one block's activations, which backward holds next to these: at most as
+//!   much as the block keeps;
+//! - the gradient of the largest parameter, which is complete in f32 before it is reduced, if
+//!   gradients are sharded;
+//! - the second copy of quantised weights, a byte each;
+//! - what the pools of the allocator reserve in addition to tensors: 5%.
+//!
+//! Outside of these pools, in `runtime_bytes`, are the CUDA context and the libraries, 1 GiB, and
+//! NCCL's buffers, 384 MiB for each group of ranks.
+//!
+//! With one micro-batch in a step, gradients are created while backward frees activations, so that
+//! a rank never holds all of both: the smaller of the two is in `reused_bytes`, and not in the
+//! total.
+
+use megaburn_mesh::{Axis, Layout};
+use megaburn_models::activation_memory::{ActivationMemory, Scores};
+use megaburn_pipeline::StageLayers;
+use megaburn_train::{
+    TrainConfig,
+    config::{Dtype, PrecisionRecipe},
+    estimate::{MemoryEstimate, RankParams},
+};
+use serde::Serialize;
+
+use crate::{
+    calibration::{ALLOCATOR, COMMUNICATOR, CUDA_CONTEXT},
+    error::PlanError,
+    rank::Rank,
+};
+
+/// Bytes that the rank of a pipeline stage holds at the same time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StageMemory {
+    /// The pipeline stage.
+    pub stage: usize,
+    /// Parameters in the type that layers compute with.
+    pub parameters_bytes: usize,
+    /// Accumulated gradients.
+    pub gradients_bytes: usize,
+    /// Masters and moments.
+    pub optimizer_bytes: usize,
+    /// Activations that are kept for backward.
+    pub activations_bytes: usize,
+    /// What kernels, reductions and the allocator need in addition.
+    pub buffers_bytes: usize,
+    /// What the CUDA context, the libraries and NCCL need.
+    pub runtime_bytes: usize,
+    /// What gradients and activations take one after the other, and is therefore needed once.
+    pub reused_bytes: usize,
+    /// All of these together.
+    pub total_bytes: usize,
+    /// What the GPU has in addition; negative if it does not have enough.
+    pub headroom_bytes: i64,
+}
+
+impl StageMemory {
+    /// Whether the GPU has enough memory.
+    pub fn fits(&self) -> bool {
+        self.headroom_bytes >= 0
+    }
+}
+
+/// Whether attention keeps its scores on a GPU: fused kernels need 16 bits.
+pub(crate) fn scores(config: &TrainConfig) -> Scores {
+    let is_composed = config.train.dtype == Dtype::F32
+        || config.train.attention == megaburn_kernels::AttentionKernel::Reference;
+    if is_composed {
+        Scores::Kept
+    } else {
+        Scores::Never
+    }
+}
+
+impl Rank<'_> {
+    /// The memory of the rank of each stage.
+    ///
+    /// # Errors
+    /// The layout does not split the model or the batch.
+    pub(crate) fn memory(&self, params: &[RankParams]) -> Result<Vec<StageMemory>, PlanError> {
+        let Self { config, layout, .. } = self;
+        let estimates =
+            MemoryEstimate::of_params(config, layout, self.model, params, scores(config))?;
+        let stages = config.parallel.stages(layout, self.model.layers)?;
+        let all = estimates.iter().zip(params).zip(&stages).enumerate();
+        Ok(all
+            .map(|(stage, ((estimate, params), chunks))| {
+                self.stage_memory(stage, estimate, params, chunks)
+            })
+            .collect())
+    }
+
+    fn stage_memory(
+        &self,
+        stage: usize,
+        estimate: &MemoryEstimate,
+        params: &RankParams,
+        chunks: &[StageLayers],
+    ) -> StageMemory {
+        let reused = match self.micro_batches {
+            1 => estimate.gradients.min(estimate.activations),
+            _ => 0,
+        };
+        let block = chunks.iter().filter(|chunk| !chunk.layers.is_empty());
+        let block = block
+            .map(|chunk| self.kept_by_block(chunk.layers.start))
+            .max();
+        let is_reduced = self.layout.dp * self.layout.cp > 1;
+        let whole = match self.config.parallel.zero {
+            2 | 3 if is_reduced => self.gradient * params.largest() as f64,
+            _ => 0.0,
+        };
+        let copies = match self.config.precision.recipe {
+            PrecisionRecipe::Bf16 => 0.0,
+            _ => self.quantized_elements(chunks),
+        };
+        let of_tensors = estimate.total() - reused + block.unwrap_or(0);
+        let of_tensors = of_tensors as f64 + whole + copies;
+        let reserved = (of_tensors * (1.0 + ALLOCATOR)) as usize;
+        let runtime = (CUDA_CONTEXT + self.num_groups() * COMMUNICATOR) as usize;
+        let total = reserved + runtime;
+        StageMemory {
+            stage,
+            parameters_bytes: estimate.parameters,
+            gradients_bytes: estimate.gradients,
+            optimizer_bytes: estimate.optimizer,
+            activations_bytes: estimate.activations,
+            buffers_bytes: reserved + reused - estimate.total(),
+            runtime_bytes: runtime,
+            reused_bytes: reused,
+            total_bytes: total,
+            headroom_bytes: self.machine.gpu.memory_bytes as i64 - total as i64,
+        }
+    }
+
+    /// Bytes that block `index` keeps for a micro-batch without recomputation.
+    fn kept_by_block(&self, index: usize) -> usize {
+        let tokens = self.tokens_of(index);
+        let of = ActivationMemory {
+            element: self.element as usize,
+            tp: self.layout.tp,
+            sequence_parallel: self.layout.sp,
+            cp: self.context_ranks(),
+            etp: self.layout.etp,
+            scores: scores(self.config),
+            decoder_seq_len: self.config.data.decoder_seq_len,
+            ..ActivationMemory::new(
+                self.model.clone(),
+                tokens.seq_len as usize,
+                tokens.sequences as usize,
+            )
+        };
+        of.layer(index)
+    }
+
+    /// The elements of the matrices of these chunks that are quantised.
+    fn quantized_elements(&self, chunks: &[StageLayers]) -> f64 {
+        let blocks = chunks.iter().flat_map(|chunk| chunk.layers.clone());
+        let quantized = blocks.filter(|index| self.is_quantized(*index));
+        quantized.map(|index| self.weights_of(index)).sum()
+    }
+
+    /// The number of groups of ranks that communicate on GPUs.
+    fn num_groups(&self) -> u64 {
+        let Layout {
+            tp,
+            cp,
+            pp,
+            ep,
+            etp,
+            ..
+        } = self.layout;
+        let replicas = self.layout.dp * cp;
+        let has_experts = self.model.experts.is_some();
+        let edp = self.layout.degree(Axis::Edp);
+        let degrees = [
+            tp,
+            cp,
+            replicas,
+            pp,
+            if has_experts { ep * etp } else { 1 },
+            if has_experts { edp } else { 1 },
+        ];
+        degrees.into_iter().filter(|degree| *degree > 1).count() as u64
+    }
+}

@@ -1,0 +1,288 @@
+//! The time and the memory of plans next to those of committed results.
+
+use std::fs;
+
+use megaburn::plan::{Gpu, Plan};
+
+use super::{LLAMA, config, plan, root};
+
+/// How far a predicted step may be from a measured one.
+const TIME: f64 = 0.15;
+/// How far predicted memory may be from what the pools of the allocator had reserved after the last
+/// step, which they do in large pieces. All rows but four are within 0.08.
+const MEMORY: f64 = 0.16;
+
+/// A row of a result file: the text that shows that it is there, the run, and what was measured.
+struct Row {
+    file: &'static str,
+    section: &'static str,
+    text: &'static str,
+    gpu: Gpu,
+    model: &'static str,
+    layout: &'static str,
+    micro_batches: usize,
+    sets: &'static str,
+    ms: f64,
+    gib: Option<f64>,
+}
+
+const FOUR_LAYERS: &str = "
+[model]
+hidden = 4096
+ffn = 14336
+layers = 4
+heads = 32
+kv_heads = 8
+vocab = 32000
+tied = false
+[train]
+global_batch = 1
+micro_batch = 1
+dtype = \"bf16\"
+";
+
+const GPT2: &str = "
+[model]
+family = \"gpt2\"
+vocab = 50257
+hidden = 768
+ffn = 3072
+layers = 12
+heads = 12
+kv_heads = 12
+[data]
+seq_len = 1024
+[train]
+dtype = \"bf16\"
+";
+
+const QWEN2: &str = "
+[model]
+family = \"qwen2\"
+vocab = 151936
+hidden = 896
+ffn = 4864
+layers = 24
+heads = 14
+kv_heads = 2
+rope_theta = 1e6
+[data]
+seq_len = 2048
+[train]
+dtype = \"bf16\"
+";
+
+const GPT_7B: &str = "
+[model]
+family = \"gpt2\"
+vocab = 131073
+hidden = 4096
+ffn = 16384
+layers = 8
+heads = 32
+kv_heads = 8
+tied = false
+[data]
+seq_len = 8192
+[train]
+dtype = \"bf16\"
+micro_batch = 1
+";
+
+const BERT_LARGE: &str = "
+[model]
+family = \"bert\"
+vocab = 30522
+hidden = 1024
+ffn = 4096
+layers = 24
+heads = 16
+norm_eps = 1e-12
+[data]
+seq_len = 512
+[train]
+dtype = \"bf16\"
+";
+
+/// A row of a table, whose cells may be padded, in `file` under the title `section`.
+#[allow(clippy::too_many_arguments, reason = "a row of a table")]
+const fn row(
+    [file, section, text]: [&'static str; 3],
+    gpu: Gpu,
+    model: &'static str,
+    [layout, sets]: [&'static str; 2],
+    micro_batches: usize,
+    ms: f64,
+    gib: Option<f64>,
+) -> Row {
+    Row {
+        file,
+        section,
+        text,
+        gpu,
+        model,
+        layout,
+        micro_batches,
+        sets,
+        ms,
+        gib,
+    }
+}
+
+const DP_OLD: &str = "data_parallel, 2026-11-22";
+const PIPES: &str = "layouts of Llama-3-8B with pipelines, 2026-11-27";
+
+#[rustfmt::skip]
+const ROWS: [Row; 33] = [
+    row(["train_step", "train_step, 2026-11-22", "| megaburn, f32 masters | 51.3 |"], Gpu::H200, FOUR_LAYERS, ["tp1", "data.seq_len=4096"], 1, 51.3, Some(22.0)),
+    row(["train_step", "train_step, 2026-11-22", "| 8192 tokens (cuDNN) | 98.8 |"], Gpu::H200, FOUR_LAYERS, ["tp1", "data.seq_len=8192"], 1, 98.8, Some(22.0)),
+    row(["train_step", "train_step, 2026-11-22", "| 32768 tokens (cuDNN) | 530.3 |"], Gpu::H200, FOUR_LAYERS, ["tp1", "data.seq_len=32768"], 1, 530.3, Some(40.1)),
+    row(["train_step", "train_step, 2026-11-26", "| megaburn, f32 masters | 54.7 |"], Gpu::H100, FOUR_LAYERS, ["tp1", "data.seq_len=4096"], 1, 54.7, Some(22.0)),
+    row(["fp8", "fp8_step, 2026-11-27", "| megaburn, `precision.recipe = \"bf16\"` | 106.0 |"], Gpu::H100, FOUR_LAYERS, ["tp1", "data.seq_len=8192"], 1, 106.0, Some(23.0)),
+    row(["fp8", "fp8_step, 2026-11-27", "| megaburn, `\"tensorwise\"` | 84.0 |"], Gpu::H100, FOUR_LAYERS, ["tp1", "data.seq_len=8192 precision.recipe=tensorwise"], 1, 84.0, Some(25.0)),
+    row(["fp8", "fp8_step on two H200, 2026-11-27", "| 12 | megaburn, `\"tensorwise\"` | 250.0 |"], Gpu::H200, LLAMA, ["dp2", "data.seq_len=8192 model.layers=12 parallel.zero=2 precision.recipe=tensorwise"], 1, 250.0, Some(49.0)),
+    row(["fp8", "fp8_step on two H200, 2026-11-27", "| 32 | megaburn, `\"tensorwise\"` | 595.0 |"], Gpu::H200, LLAMA, ["dp2", "data.seq_len=8192 model.layers=32 parallel.zero=2 precision.recipe=tensorwise"], 1, 595.0, Some(109.7)),
+    row(["data_parallel", "data_parallel of 12 layers, 2026-11-27", "| alone | - | 324.4 |"], Gpu::H200, LLAMA, ["tp1", "data.seq_len=8192 model.layers=12"], 1, 324.4, Some(68.5)),
+    row(["data_parallel", DP_OLD, "| zero 0 | yes | 344.6 |"], Gpu::H200, LLAMA, ["dp2", "data.seq_len=8192 model.layers=12"], 1, 344.6, Some(68.5)),
+    row(["data_parallel", DP_OLD, "| zero 2 | yes | 331.1 |"], Gpu::H200, LLAMA, ["dp2", "data.seq_len=8192 model.layers=12 parallel.zero=2"], 1, 331.1, Some(49.0)),
+    row(["data_parallel", DP_OLD, "| zero 2 | no | 345.4 |"], Gpu::H200, LLAMA, ["dp2", "data.seq_len=8192 model.layers=12 parallel.zero=2 parallel.overlap=false"], 1, 345.4, Some(50.9)),
+    row(["data_parallel", DP_OLD, "| zero 3 | yes | 342.1 |"], Gpu::H200, LLAMA, ["dp2", "data.seq_len=8192 model.layers=12 parallel.zero=3"], 1, 342.1, Some(45.0)),
+    row(["data_parallel", "data_parallel, 2026-11-25", "| zero 2 | yes | 341.9 |"], Gpu::H100, LLAMA, ["dp2", "data.seq_len=8192 model.layers=12 parallel.zero=2"], 1, 341.9, Some(47.0)),
+    row(["data_parallel", "data_parallel, 2026-11-25", "| zero 3 | yes | 353.6 |"], Gpu::H100, LLAMA, ["dp2", "data.seq_len=8192 model.layers=12 parallel.zero=3"], 1, 353.6, Some(45.0)),
+    row(["data_parallel", "data_parallel, 2026-11-27", "| zero 2 | yes | 800.7 |"], Gpu::H200, LLAMA, ["dp4", "data.seq_len=8192 model.layers=32 parallel.zero=2"], 1, 800.7, Some(80.3)),
+    row(["data_parallel", "data_parallel, 2026-11-27", "| zero 3 | yes | 829.2 |"], Gpu::H200, LLAMA, ["dp4", "data.seq_len=8192 model.layers=32 parallel.zero=3"], 1, 829.2, Some(70.5)),
+    row(["layouts", "layouts of Llama-3-8B with tensor parallelism, 2026-11-27", "| tp2-dp2-sp parallel.zero=1 | 4 | 1713.9 |"], Gpu::H200, LLAMA, ["tp2-dp2-sp", "data.seq_len=8192 model.layers=32 parallel.zero=1"], 4, 1713.9, Some(64.7)),
+    row(["layouts", "layouts of Llama-3-8B with tensor parallelism, 2026-11-27", "| tp4-sp | 4 | 984.6 |"], Gpu::H200, LLAMA, ["tp4-sp", "data.seq_len=8192 model.layers=32"], 4, 984.6, Some(44.1)),
+    row(["layouts", PIPES, "| tp2-pp2-sp | 8 | 1930.4 |"], Gpu::H200, LLAMA, ["tp2-pp2-sp", "data.seq_len=8192 model.layers=32"], 8, 1930.4, Some(52.9)),
+    row(["layouts", PIPES, "| pp4 | 8 | 2177.9 |"], Gpu::H200, LLAMA, ["pp4", "data.seq_len=8192 model.layers=32"], 8, 2177.9, Some(76.4)),
+    row(["layouts", PIPES, "| pp4 parallel.schedule=zb-v | 8 | 1754.6 |"], Gpu::H200, LLAMA, ["pp4", "data.seq_len=8192 model.layers=32 parallel.schedule=zb-v"], 8, 1754.6, Some(88.1)),
+    row(["layouts", "layouts, 2026-11-23", "| pp2 | 32 | 5559.6 |"], Gpu::H200, LLAMA, ["pp2", "data.seq_len=8192 model.layers=12"], 32, 5559.6, Some(45.0)),
+    row(["layouts", "layouts, 2026-11-23", "| pp2 parallel.schedule=zb-h1 | 8 | 1404.9 |"], Gpu::H200, LLAMA, ["pp2", "data.seq_len=8192 model.layers=12 parallel.schedule=zb-h1"], 8, 1404.9, Some(52.9)),
+    row(["layouts", "layouts, 2026-11-23", "| pp2 recompute.method=\"uniform\" | 4 | 985.4 |"], Gpu::H200, LLAMA, ["pp2", "data.seq_len=8192 model.layers=12 recompute.method=uniform"], 4, 985.4, Some(39.2)),
+    row(["context", "context_four_gpus, 2026-11-27", "| dp4 parallel.zero=2 | 1 | 519.2 |"], Gpu::H200, LLAMA, ["dp4", "data.seq_len=16384 model.layers=8 parallel.zero=2"], 1, 519.2, Some(47.0)),
+    row(["context", "context_four_gpus, 2026-11-27", "| cp4 parallel.zero=2 parallel.cp_comm=[\"p2p\"] data.seq_len=65536 | 1 | 907.7 |"], Gpu::H200, LLAMA, ["cp4", "data.seq_len=65536 model.layers=8 parallel.zero=2 parallel.cp_comm=p2p"], 1, 907.7, Some(39.2)),
+    row(["moe", "steps of Mixtral on four GPUs, 2026-11-27", "| dp4-ep4 parallel.zero=1 model.family=mixtral moe.force_balance=true | 4 | 245.1 |"], Gpu::H200, LLAMA, ["dp4-ep4", "data.seq_len=4096 model.layers=2 parallel.zero=1 model.family=mixtral moe.force_balance=true"], 4, 245.1, Some(27.4)),
+    row(["moe", "steps of Qwen3-30B-A3B on four GPUs, 2026-11-27", "moe.force_balance=true | 4 | 224.3 |"], Gpu::H200, LLAMA, ["dp4-ep4", "data.seq_len=4096 model.layers=6 parallel.zero=1 model.family=qwen3_moe model.hidden=2048 model.heads=32 model.kv_heads=4 model.head_dim=128 model.ffn=6144 model.experts.ffn=768 model.experts.num=128 model.experts.top_k=8 moe.force_balance=true"], 4, 224.3, Some(25.5)),
+    row(["models", "models, 2026-11-26", "| gpt2 16x1 | 33.6 |"], Gpu::H100, GPT2, ["tp1", "train.micro_batch=16"], 1, 33.6, Some(10.0)),
+    row(["models", "models, 2026-11-26", "| qwen2 4x1 | 65.0 |"], Gpu::H100, QWEN2, ["tp1", "train.micro_batch=4"], 1, 65.0, Some(19.3)),
+    row(["models", "models, 2026-11-27", "| gpt-7b 1x4 | 749.6 |"], Gpu::H100, GPT_7B, ["tp1", ""], 4, 749.6, Some(54.1)),
+    row(["models", "models, 2026-11-27", "| bert-large 32x1 | 88.6 |"], Gpu::H100, BERT_LARGE, ["tp1", "train.micro_batch=32 data.dataset=bert"], 1, 88.6, Some(19.7)),
+];
+
+/// A text with one space between words, so that padded tables compare.
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+impl Row {
+    /// Checks that the row is in its section of the result file.
+    fn is_committed(&self) -> bool {
+        let path = root().join(format!("benches/results/{}.md", self.file));
+        let page = fs::read_to_string(path).unwrap();
+        let mut sections = page.split("\n## ");
+        let section = sections.find(|section| section.lines().next() == Some(self.section));
+        section.is_some_and(|section| words(section).contains(self.text))
+    }
+
+    fn plan(&self) -> Plan {
+        plan(
+            config(self.model, self.layout, self.micro_batches, self.sets),
+            self.gpu,
+        )
+    }
+}
+
+/// The gibibytes of the fullest stage in the pools of the allocator, which results give.
+fn reserved(plan: &Plan) -> f64 {
+    let fullest = plan.fullest();
+    (fullest.total_bytes - fullest.runtime_bytes) as f64 / f64::from(1 << 30)
+}
+
+/// The row of the table in `docs/plan.md`.
+fn line(row: &Row, plan: &Plan) -> String {
+    let name = match row.model {
+        LLAMA => "Llama-3-8B",
+        FOUR_LAYERS => "Llama-3-8B, 4 layers, vocabulary 32000",
+        GPT2 => "GPT-2",
+        QWEN2 => "Qwen2-0.5B",
+        GPT_7B => "GPT 7B, 8 layers",
+        _ => "BERT large",
+    };
+    let sets = match row.sets {
+        "" => String::new(),
+        sets => format!(" `{sets}`"),
+    };
+    let times = match row.micro_batches {
+        1 => String::new(),
+        times => format!(", {times} micro-batches"),
+    };
+    let off = 100.0 * (plan.time.step_ms / row.ms - 1.0);
+    let gib = row.gib.map_or(String::new(), |gib| format!("{gib:.1}"));
+    format!(
+        "| {name}, `{}`{times}{sets} ([{file}](../benches/results/{file}.md)) | {} | {:.1} ms | {:.1} ms \
+        | {off:+.1}% | {gib} | {:.1} |",
+        row.layout,
+        row.gpu.name,
+        row.ms,
+        plan.time.step_ms,
+        reserved(plan),
+        file = row.file,
+    )
+}
+
+/// Each row is committed, within the limits, and in the table of the page.
+#[test]
+fn plans_are_near_what_was_measured() {
+    let mut lines = Vec::new();
+    let mut off = Vec::new();
+    for row in &ROWS {
+        assert!(
+            row.is_committed(),
+            "{}: {} in {}",
+            row.section,
+            row.text,
+            row.file
+        );
+        let plan = row.plan();
+        let line = line(row, &plan);
+        if (plan.time.step_ms / row.ms - 1.0).abs() > TIME {
+            off.push(format!("time: {line}"));
+        }
+        if let Some(gib) = row.gib {
+            if (reserved(&plan) / gib - 1.0).abs() > MEMORY {
+                off.push(format!("memory: {line}"));
+            }
+        }
+        lines.push(line);
+    }
+    let lines = lines.join("\n");
+    assert!(
+        off.is_empty(),
+        "too far off:\n{}\n\nall:\n{lines}",
+        off.join("\n")
+    );
+    let page = fs::read_to_string(root().join("docs/plan.md")).unwrap();
+    assert!(page.contains(&lines), "docs/plan.md must have:\n{lines}");
+}
+
+#[test]
+fn the_page_has_every_gpu() {
+    let page = fs::read_to_string(root().join("docs/plan.md")).unwrap();
+    for gpu in Gpu::ALL {
+        let fp8 = gpu
+            .fp8
+            .map_or("none".to_string(), |fp8| format!("{:.0}", fp8 / 1e12));
+        let row = format!(
+            "| {} ({}) | {:.0} | {fp8} | {:.1} GiB | {:.2} TB/s | {:.0} GB/s | {:.0} GB/s | {} |",
+            gpu.name,
+            gpu.title,
+            gpu.bf16 / 1e12,
+            gpu.memory_bytes as f64 / f64::from(1 << 30),
+            gpu.memory_bandwidth / 1e12,
+            gpu.nvlink / 1e9,
+            gpu.network / 1e9,
+            gpu.source
+        );
+        assert!(page.contains(&row), "docs/plan.md must have:\n{row}");
+    }
+}

@@ -18,7 +18,7 @@ use crate::{
 /// | `/`, `/style.css`, `/js/..` | the page |
 /// | `/api/runs` | all runs, with what changes while they train |
 /// | `/api/runs/N/metrics?from=BYTE&mark=M` | what `metrics.jsonl` has from that byte on |
-/// | `/api/runs/N/metrics?first=STEP&last=STEP` | all points of these steps, if they are not too many |
+/// | `/api/runs/N/metrics?first=STEP&last=STEP` | the points of these steps, if they are not too many |
 /// | `/api/runs/N/config` | the configuration as text and by key |
 /// | `/api/runs/N/pipeline.svg` | the picture of the pipeline |
 pub(crate) fn answer(request: &Request, runs: &Runs) -> Response {

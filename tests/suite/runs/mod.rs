@@ -10,3 +10,4 @@ pub(crate) mod processes;
 pub(crate) mod resume;
 pub(crate) mod run_folder;
 mod stored;
+mod watch;

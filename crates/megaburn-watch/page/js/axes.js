@@ -1,6 +1,6 @@
 // Axes: from numbers to pixels, and where the marks are.
 
-import { duration, number } from "./text.js";
+import { duration, number, whole } from "./text.js";
 
 /** A linear or logarithmic axis from `low` to `high`, drawn from pixel `begin` to pixel `end`. */
 export class Axis {
@@ -8,7 +8,8 @@ export class Axis {
     this.isLog = isLog && low > 0;
     const to = this.isLog ? Math.log10 : (value) => value;
     [this.a, this.b] = [to(low), to(high)];
-    if (!(this.b > this.a)) {
+    // A measurement that does not change has some digits of rounding.
+    if (!(this.b - this.a > 1e-9 * Math.abs(this.b))) {
       const pad = this.isLog ? 0.05 : Math.abs(this.a) * 0.05 || 0.5;
       [this.a, this.b] = [this.a - pad, this.b + pad];
     }
@@ -33,10 +34,10 @@ export class Axis {
     return this;
   }
 
-  /** About `count` round numbers. */
-  ticks(count, isTime = false) {
+  /** About `count` round numbers; `stepOf` says which distance of at least a number is round. */
+  ticks(count, stepOf = roundStep) {
     if (this.isLog) return logTicks(this.a, this.b, count);
-    const step = isTime ? timeStep((this.b - this.a) / count) : roundStep((this.b - this.a) / count);
+    const step = stepOf((this.b - this.a) / count);
     const ticks = [];
     for (let at = Math.ceil(this.a / step); at * step <= this.b; at += 1) ticks.push(at * step);
     return ticks;
@@ -55,6 +56,12 @@ function timeStep(least) {
   return TIMES.find((step) => step >= least) ?? 86400 * roundStep(least / 86400);
 }
 
+/** A round number of bytes. */
+export function byteStep(least) {
+  const unit = 1024 ** Math.max(0, Math.floor(Math.log2(Math.max(least, 1)) / 10));
+  return unit * roundStep(Math.max(least, 1) / unit);
+}
+
 function logTicks(a, b, count) {
   const factors = b - a < 1.2 ? [1, 1.5, 2, 3, 5, 7] : b - a < 2.5 ? [1, 2, 5] : [1];
   const ticks = [];
@@ -68,14 +75,15 @@ function logTicks(a, b, count) {
   return linear.filter((tick) => tick > 0);
 }
 
-/** The horizontal axes: names, and how a number on them is written. */
+/** The horizontal axes: names, how a number on them is written, how a round one is, and which are round. */
 export const HORIZONTAL = {
-  step: { name: "step", write: (value) => (value >= 1e5 ? number(value, 5) : String(Math.round(value))) },
-  tokens: { name: "tokens", write: (value) => number(value, 4) },
-  seconds: { name: "time", write: (value) => (value <= 0 ? "0" : shortTime(value)) },
+  step: { name: "step", write: whole, tick: (value) => (value < 1e4 ? String(value) : number(value, 6)) },
+  tokens: { name: "tokens", write: (value) => number(value, 5), tick: (value) => number(value, 6) },
+  seconds: { name: "time", write: shortTime, tick: shortTime, stepOf: timeStep },
 };
 
 function shortTime(seconds) {
+  if (seconds === 0) return "0";
   if (seconds < 60) return `${Number(seconds.toPrecision(3))} s`;
   const rounded = Math.round(seconds);
   if (rounded < 3600) return rounded % 60 ? duration(rounded) : `${rounded / 60} min`;

@@ -56,7 +56,10 @@ export class Chart {
       line.label = this.kind.label?.(line.name) ?? line.name;
       line.isSparse = line.name.startsWith("eval");
       line.colour = view.colour(line.run);
-      line.values = line.isSparse ? line.points.value : line.points.smooth(view.smoothing);
+      const isExact = line.isSparse || this.kind.isExact;
+      line.values = isExact ? line.points.value : line.points.smooth(view.smoothing);
+      // Spikes are in the range, unless the smoothing leaves them out.
+      line.ranged = view.smoothing > 0 ? line.values : line.points.value;
     }
   }
 
@@ -101,10 +104,10 @@ export class Chart {
 
   visibleValues(first, last) {
     const values = [];
-    for (const { points, values: drawn } of this.lines) {
+    for (const { points, ranged } of this.lines) {
       const begin = Math.max(points.placeOf(this.view.x, first) - 1, 0);
       const end = Math.min(points.placeOf(this.view.x, last) + 1, points.length);
-      for (let at = begin; at < end; at += 1) values.push(drawn[at]);
+      for (let at = begin; at < end; at += 1) values.push(ranged[at]);
     }
     return values;
   }
@@ -117,17 +120,17 @@ export class Chart {
     context.fillStyle = soft;
     context.textBaseline = "middle";
     context.textAlign = "right";
-    for (const tick of this.vertical.ticks(5)) {
+    for (const tick of this.vertical.ticks(6, this.kind.stepOf)) {
       const y = Math.round(this.vertical.pixel(tick)) + 0.5;
       if (y < TOP || y > height - BOTTOM + 1) continue;
       stroke(context, [[LEFT, y], [width - RIGHT, y]]);
       context.fillText(this.kind.write(tick), LEFT - 6, y);
     }
-    const { write } = HORIZONTAL[this.view.x];
+    const { tick: write } = HORIZONTAL[this.view.x];
     context.textBaseline = "top";
     context.textAlign = "center";
-    const count = Math.max(2, Math.floor((width - LEFT - RIGHT) / 95));
-    for (const tick of this.horizontal.ticks(count, this.view.x === "seconds")) {
+    const count = Math.max(2, Math.floor((width - LEFT - RIGHT) / 72));
+    for (const tick of this.horizontal.ticks(count, HORIZONTAL[this.view.x].stepOf)) {
       const x = Math.round(this.horizontal.pixel(tick)) + 0.5;
       stroke(context, [[x, TOP], [x, height - BOTTOM + 4]]);
       const text = write(tick);
@@ -175,7 +178,8 @@ export class Chart {
       this.trace(context, points, points.value, begin, end);
       context.globalAlpha = 1;
     }
-    context.lineWidth = 1.8;
+    // Many points are a band, in which a thick line hides the others.
+    context.lineWidth = end - begin > this.horizontal.end / 2 && values === points.value ? 1.1 : 1.8;
     context.setLineDash(line.dash);
     this.trace(context, points, values, begin, end);
     context.setLineDash([]);

@@ -1,11 +1,12 @@
 // Which charts there are. A measurement that no chart below names gets one of its own.
 
+import { byteStep } from "./axes.js";
 import { Chart } from "./chart.js";
 import { bytes, make, number, percent } from "./text.js";
 
 const after = (prefix) => (name) => (name.startsWith(prefix) ? name.slice(prefix.length) : name);
 
-/** Title, unit, how numbers are written, which measurements, and their names in the legend. */
+/** Title, unit, how numbers are written, which measurements, and their names in the legend; `isExact`: no smoothing. */
 const KINDS = [
   {
     id: "loss", title: "Loss", unit: "nats per token",
@@ -14,13 +15,13 @@ const KINDS = [
   },
   {
     id: "lr", title: "Learning rate",
-    has: (name) => name === "lr" || name.startsWith("group_lrs."), label: after("group_lrs."),
+    has: (name) => name === "lr" || name.startsWith("group_lrs."), label: after("group_lrs."), isExact: true,
   },
   { id: "grad_norm", title: "Gradient norm", unit: "before clipping" },
   { id: "tokens_per_second", title: "Throughput", unit: "tokens per second, all ranks" },
   { id: "mfu", title: "MFU", unit: "share of the GPU's peak", write: percent },
   { id: "tflops", title: "Operations per rank", unit: "TFLOP/s" },
-  { id: "memory_bytes", title: "Memory", unit: "largest process", write: bytes },
+  { id: "memory_bytes", title: "Memory", unit: "largest process", write: bytes, stepOf: byteStep, isExact: true },
   {
     id: "load", title: "Experts' load", unit: "tokens of an expert, relative to the mean",
     has: (name) => name === "experts.busiest" || name === "experts.idlest",
@@ -40,12 +41,12 @@ const KINDS = [
     id: "mtp", title: "Losses of later tokens", unit: "nats per token",
     has: (name) => /^(eval )?mtp_losses\./.test(name), label: (name) => name.replace("mtp_losses.", "depth "),
   },
-  { id: "loss_scale", title: "Loss scale" },
+  { id: "loss_scale", title: "Loss scale", isExact: true },
   { id: "max_attention_logit", title: "Largest attention logit" },
   { id: "params_norm", title: "Norm of the parameters" },
   { id: "num_zeros", title: "Zeros in the gradient" },
   { id: "padding", title: "Padding", unit: "share of positions", write: percent },
-  { id: "tokens", title: "Tokens of a step", unit: "that count in the loss" },
+  { id: "tokens", title: "Tokens of a step", unit: "that count in the loss", isExact: true },
 ];
 
 /** The name of the chart of a measurement. */

@@ -65,7 +65,7 @@ export class Config {
 }
 
 function select(text, changed) {
-  const list = make("select");
+  const list = make("select", { "aria-label": text });
   list.onchange = changed;
   return { list, label: make("label", {}, `${text} `, list) };
 }

@@ -3,7 +3,7 @@
 import { make, number, table, whole } from "./text.js";
 
 /** Measurements of which the smallest value is the best. */
-const SMALLER = /loss/;
+const SMALLER = /^(loss|sop_loss|eval_loss.*|mtp_losses.*)$/;
 const LARGER = /^(tokens_per_second|tflops|mfu)$/;
 
 export class Numbers {
@@ -48,5 +48,6 @@ function cell(run, name) {
   const isBetter = SMALLER.test(plain) ? (a, b) => a < b : LARGER.test(plain) ? (a, b) => a > b : null;
   const best = isBetter && points.extreme(isBetter);
   const last = number(points.last(), 5);
-  return best ? `${last} (best ${number(best.value, 5)}, step ${whole(best.step)})` : last;
+  if (!best) return last;
+  return make("span", {}, last, make("small", {}, `best ${number(best.value, 5)}, step ${whole(best.step)}`));
 }

@@ -67,9 +67,10 @@ export class Points {
     this.isThinned = true;
   }
 
-  /** The values that are drawn: a running mean with `weight` for what came before, or the values. */
+  /** The values that are drawn: a running mean with `weight` for what came before, or the values. Where points stand
+   * for many, their means are drawn. */
   smooth(weight) {
-    if (weight === 0) return this.value;
+    if (weight === 0) return this.isThinned ? this.mean : this.value;
     const key = `${weight} ${this.version}`;
     if (this.smoothed.key !== key) {
       let [mean, mass] = [0, 0];

@@ -134,10 +134,11 @@ export class Run {
     });
   }
 
-  /** Reads all points of a range of steps, if those that are here are thinned out. */
+  /** Reads the points of a range of steps, if those that are here are thinned out. */
   async readDetail(first, last, changed) {
-    const covered = this.detail && this.detail.first <= first && this.detail.last >= last;
-    if (covered || !this.points("loss")?.isThinned) return;
+    const { detail } = this;
+    const isWhole = detail && !detail.series.get("loss")?.isThinned;
+    if ((isWhole && detail.first <= first && detail.last >= last) || !this.points("loss")?.isThinned) return;
     const range = (this.detail = { first, last, series: new Map() });
     try {
       const part = await get(`/api/runs/${this.id}/metrics?first=${first}&last=${last}`);

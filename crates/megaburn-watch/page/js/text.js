@@ -7,7 +7,9 @@ export function number(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "not finite";
   const size = Math.abs(value);
   if (size === 0) return "0";
-  if (size >= 1e15 || size < 1e-3) return value.toExponential(Math.max(digits - 2, 1)).replace("e+", "e");
+  if (size >= 1e15 || size < 1e-3) {
+    return value.toExponential(Math.max(digits - 2, 1)).replace(/\.?0*e\+?/, "e");
+  }
   for (const [unit, letter] of LARGE) {
     if (size >= unit && size >= 1e4) return trimmed(value / unit, digits) + letter;
   }
@@ -21,7 +23,7 @@ function trimmed(value, digits) {
 
 /** A whole number, with its thousands apart. */
 export function whole(value) {
-  return Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, " ");
+  return Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, "\u202f");
 }
 
 export function percent(value) {

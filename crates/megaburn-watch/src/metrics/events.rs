@@ -130,12 +130,20 @@ fn cost(line: &Map<String, Value>) -> String {
     let number = |key: &str| line.get(key).and_then(Value::as_f64);
     let seconds = number("seconds").map(|seconds| format!("{seconds:.1} s"));
     let waited = number("waited_seconds").map(|seconds| format!("training waited {seconds:.1} s"));
-    let bytes = number("bytes").map(|bytes| format!("{:.1} MiB", bytes / f64::from(1 << 20)));
+    let bytes = number("bytes").map(size);
     let parts: Vec<_> = [bytes, seconds, waited].into_iter().flatten().collect();
     match parts.is_empty() {
         true => String::new(),
         false => format!(" ({})", parts.join(", ")),
     }
+}
+
+/// A number of bytes in the unit that fits.
+fn size(bytes: f64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let power = (bytes.max(1.0).log2() / 10.0) as usize;
+    let power = power.min(units.len() - 1);
+    format!("{:.1} {}", bytes / 1024_f64.powi(power as i32), units[power])
 }
 
 #[cfg(test)]

@@ -91,13 +91,33 @@ pub(crate) fn read_from(path: &Path, from: u64, mark: &str) -> io::Result<Metric
     };
     let begin = if continued.is_some() { from } else { 0 };
     let sums = continued.unwrap_or_default();
-    let mut metrics = read_part(&file, begin, PART, sums)?;
+    let mut metrics = read_part(
+        &file,
+        Part {
+            from: begin,
+            most: PART,
+            fewest: FEWEST,
+        },
+        sums,
+    )?;
     metrics.reset = from > 0 && continued.is_none();
     Ok(metrics)
 }
 
-/// Reads whole lines from byte `from` on, of at most `most` bytes; one line may be longer.
-pub(super) fn read_part(file: &File, from: u64, most: u64, sums: Sums) -> io::Result<Metrics> {
+/// A part of a file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    /// Its first byte, at which a line begins.
+    pub(super) from: u64,
+    /// The most bytes that are read; one line may be longer.
+    pub(super) most: u64,
+    /// The number of points of a measurement that are not thinned out further.
+    pub(super) fewest: u64,
+}
+
+/// Reads the whole lines of a part.
+pub(super) fn read_part(file: &File, part: Part, sums: Sums) -> io::Result<Metrics> {
+    let Part { from, most, fewest } = part;
     let size = file.metadata()?.len();
     let bytes = whole_lines(file, from, most)?;
     let mut lines = Lines::new(sums);
@@ -105,7 +125,7 @@ pub(super) fn read_part(file: &File, from: u64, most: u64, sums: Sums) -> io::Re
         lines.add(line);
     }
     let to = from + bytes.len() as u64;
-    let points = (POINTS * bytes.len() as u64 / size.max(1)).max(FEWEST);
+    let points = (POINTS * bytes.len() as u64 / size.max(1)).max(fewest);
     let thinned = |(name, points_of): (String, Vec<_>)| (name, thin(&points_of, points as usize));
     Ok(Metrics {
         from,
@@ -223,7 +243,16 @@ mod tests {
         let (mut from, mut sums, mut steps, mut tokens) = (0, Sums::default(), Vec::new(), 0.0);
         let size = file.metadata().unwrap().len();
         while from < size {
-            let part = read_part(&file, from, 10_000, sums).unwrap();
+            let part = read_part(
+                &file,
+                Part {
+                    from,
+                    most: 10_000,
+                    fewest: FEWEST,
+                },
+                sums,
+            )
+            .unwrap();
             sums = Mark::parse(&part.mark).unwrap().sums;
             let loss = &value(&part)["series"]["loss"];
             steps.extend(
@@ -245,7 +274,16 @@ mod tests {
         assert_eq!(steps, (1..=2000).collect::<Vec<_>>());
         assert_eq!(tokens, 20_000.0);
         // A line that is longer than a part is read whole.
-        let part = read_part(&file, 0, 8, Sums::default()).unwrap();
+        let part = read_part(
+            &file,
+            Part {
+                from: 0,
+                most: 8,
+                fewest: FEWEST,
+            },
+            Sums::default(),
+        )
+        .unwrap();
         assert_eq!(value(&part)["series"]["loss"]["step"][0], 1);
     }
 }

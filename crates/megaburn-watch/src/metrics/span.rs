@@ -6,13 +6,16 @@ use serde_json::Value;
 
 use super::{
     mark::Sums,
-    read::{Metrics, PART, nothing, read_part},
+    read::{Metrics, PART, Part, nothing, read_part},
 };
 
 /// The most bytes of a line that are looked at for its step.
 const HEAD: usize = 1 << 16;
 
-/// Reads the steps from `first` to `last`, all points of them. The tokens and seconds of these points
+/// The number of steps of a range to which it is thinned out if it has more.
+const POINTS: u64 = 8000;
+
+/// Reads the steps from `first` to `last`. The tokens and seconds of these points
 /// count from `first`. Steps of more than a part of a file are not read: the answer says so.
 ///
 /// # Errors
@@ -27,7 +30,12 @@ pub(crate) fn read_steps(path: &Path, first: u64, last: u64) -> io::Result<Metri
     if end - begin > PART {
         return Ok(nothing(0).with_too_many());
     }
-    read_part(&file, begin, end - begin, Sums::default())
+    let part = Part {
+        from: begin,
+        most: end - begin,
+        fewest: POINTS,
+    };
+    read_part(&file, part, Sums::default())
 }
 
 /// The offset of the first line whose step is at least `step`; the size of the file if there is none.
@@ -128,6 +136,14 @@ mod tests {
             let expected: Vec<u64> = (first.max(1)..=last.min(500)).collect();
             assert_eq!(steps(&path, first, last), expected, "{first} to {last}");
         }
+        // A small part of a long file, of which each point is read.
+        write(
+            &path,
+            (1..=20_000).map(|step| format!("{{\"step\":{step},\"loss\":0.5}}")),
+        );
+        assert_eq!(steps(&path, 5001, 7000), (5001..=7000).collect::<Vec<_>>());
+        assert!(steps(&path, 1, 12_000).len() < 8000);
+        write(&path, (1..=500).map(line));
         assert_eq!(steps(&path, 600, 700), [0; 0]);
         assert_eq!(steps(&path, 9, 8), [0; 0]);
         fs::write(&path, "").unwrap();

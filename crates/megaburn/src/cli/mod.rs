@@ -16,6 +16,7 @@ mod task;
 mod tokenize;
 mod train;
 mod verify;
+mod watch;
 
 use std::{ffi::OsString, fmt, process::ExitCode, sync::Arc};
 
@@ -108,6 +109,8 @@ enum Command {
     Verify(verify::VerifyArgs),
     /// Draw a pipeline schedule and print its bubble and peak memory.
     Plan(plan::PlanArgs),
+    /// Serve a page that shows runs while they train: curves, comparison, events, configurations.
+    Watch(watch::WatchArgs),
     /// Encode text into data sets in Megatron-LM's format; inspect, merge and split them.
     #[command(subcommand)]
     Data(data::DataCommand),
@@ -143,6 +146,7 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Data(command) => done(command.run()),
         Command::Verify(args) => args.run(),
         Command::Plan(args) => args.run(),
+        Command::Watch(args) => args.run(),
         Command::Tokenize(args) => args.run(),
         Command::Launch(args) => args.run(),
         Command::LaunchChild { args } => exit_code(launch_child(args)),

@@ -173,7 +173,7 @@ export class Chart {
     context.fillStyle = colour;
     context.lineJoin = "round";
     if (values !== points.value) {
-      context.globalAlpha = 0.22;
+      context.globalAlpha = this.view.smoothing > 0 ? 0.22 : 0.4;
       context.lineWidth = 1;
       this.trace(context, points, points.value, begin, end);
       context.globalAlpha = 1;

@@ -190,6 +190,8 @@ class View {
     setting("theme", "value", "auto", paint);
     system.onchange = () => paint(byId("theme").value);
     byId("reset").onclick = () => this.setZoom(null);
+    // On a narrow screen the charts are nearer without the settings.
+    byId("settings").open = window.innerWidth > 760;
     const wanted = location.hash.slice(1);
     if (wanted in this.tabs) this.open(wanted);
   }

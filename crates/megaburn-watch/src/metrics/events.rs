@@ -143,7 +143,11 @@ fn size(bytes: f64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let power = (bytes.max(1.0).log2() / 10.0) as usize;
     let power = power.min(units.len() - 1);
-    format!("{:.1} {}", bytes / 1024_f64.powi(power as i32), units[power])
+    format!(
+        "{:.1} {}",
+        bytes / 1024_f64.powi(power as i32),
+        units[power]
+    )
 }
 
 #[cfg(test)]

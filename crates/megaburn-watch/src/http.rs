@@ -103,8 +103,8 @@ impl Request {
         self.value(name)?.parse().ok()
     }
 
-    /// Whether the request names this host by an address or as `localhost`. A page of another site that
-    /// has its name point to this host cannot read from it that way.
+    /// Whether the request names this host by an address or as `localhost`. A page of another site
+    /// that has its name point to this host cannot read from it that way.
     pub(crate) fn is_for_this_host(&self, bound_to: &str) -> bool {
         let Some(host) = &self.host else {
             // Only a browser is lured by such a page, and browsers name the host.

@@ -2,10 +2,12 @@ use std::path::{Path, PathBuf};
 
 /// Which files in the folder of a run say what. All methods only read.
 pub trait RunFiles: Send + Sync {
-    /// The file of measurements: a JSON object a line, of which a training step has `step` and `loss`.
+    /// The file of measurements: a JSON object a line, of which a training step has `step` and
+    /// `loss`.
     fn metrics(&self, run: &Path) -> PathBuf;
 
-    /// The file that says whether the run is running, stopped, finished or failed, as a JSON object.
+    /// The file that says whether the run is running, stopped, finished or failed, as a JSON
+    /// object.
     fn state(&self, run: &Path) -> PathBuf;
 
     /// The file with the run's configuration, as TOML.
@@ -16,8 +18,8 @@ pub trait RunFiles: Send + Sync {
         self.metrics(folder).is_file()
     }
 
-    /// The process in which the run is in progress; `None` if it is not in progress, or if that is not
-    /// known.
+    /// The process in which the run is in progress; `None` if it is not in progress, or if that is
+    /// not known.
     fn holder(&self, _run: &Path) -> Option<String> {
         None
     }

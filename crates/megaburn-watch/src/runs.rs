@@ -48,8 +48,8 @@ pub(crate) struct WatchedRun {
 }
 
 impl Runs {
-    /// Watches runs in these folders. Each is the folder of a run, or holds folders of runs, which are
-    /// looked for each time; a folder that is empty or absent is one in which a run may appear.
+    /// Watches runs in these folders. Each is the folder of a run, or holds folders of runs, which
+    /// are looked for each time; a folder that is empty or absent is one in which a run may appear.
     ///
     /// # Errors
     /// A path is a file, holds other files and no run, or is absent together with its parent.
@@ -243,7 +243,7 @@ mod tests {
         add_run(&root.join("later"), "");
         assert_eq!(names(), ["b", "a", "later"]);
         assert_eq!(runs.found().unwrap()[1].1, Found::EmptyRun);
-        // A run that is removed keeps its place, and two of one name are told apart.
+        // A run that is removed keeps its place, and runs of one name get longer names.
         fs::remove_dir_all(root.join("x/a")).unwrap();
         fs::remove_dir_all(root.join("later")).unwrap();
         add_run(&root.join("later/b"), "");

@@ -117,7 +117,8 @@ impl Drop for Counted {
     }
 }
 
-/// Answers the one request of a connection. A connection that fails is dropped: the page asks again.
+/// Answers the one request of a connection. A connection that fails is dropped: the page asks
+/// again.
 fn serve_one(mut stream: TcpStream, runs: &Runs, host: &str, is_busy: bool) {
     let patience = Some(PATIENCE);
     if stream.set_read_timeout(patience).is_err() || stream.set_write_timeout(patience).is_err() {

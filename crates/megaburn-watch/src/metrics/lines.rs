@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 
 use super::{events::Events, mark::Sums, thin::Point};
 
-/// Keys of a step that are no measurements: what a point counts in, and what is shown in another way.
+/// Keys of a step that are no measurements: what a point counts in, and what is shown in another
+/// way.
 const NO_SERIES: [&str; 5] = [
     "step",
     "consumed_tokens",

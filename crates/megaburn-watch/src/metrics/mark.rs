@@ -18,8 +18,8 @@ pub(super) struct Sums {
     pub(super) tokens: f64,
     /// Seconds of training, without the time between the starts of a run.
     pub(super) seconds: f64,
-    /// When the last line was written, in seconds since 1970, if the last lines say so and are of the
-    /// same start.
+    /// When the last line was written, in seconds since 1970, if the last lines say so and are of
+    /// the same start.
     pub(super) wall_time: f64,
 }
 

@@ -76,9 +76,9 @@ pub(crate) fn nothing(from: u64) -> Metrics {
     }
 }
 
-/// Reads what a file has from byte `from` on, where the reader stopped that got `mark`. If the file was
-/// cut or replaced since, it is read from its start. A last line without a line feed is left for the
-/// next call.
+/// Reads what a file has from byte `from` on, where the reader stopped that got `mark`. If the file
+/// was cut or replaced since, it is read from its start. A last line without a line feed is left
+/// for the next call.
 ///
 /// # Errors
 /// The file cannot be read.

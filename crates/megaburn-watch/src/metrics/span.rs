@@ -38,7 +38,8 @@ pub(crate) fn read_steps(path: &Path, first: u64, last: u64) -> io::Result<Metri
     read_part(&file, part, Sums::default())
 }
 
-/// The offset of the first line whose step is at least `step`; the size of the file if there is none.
+/// The offset of the first line whose step is at least `step`; the size of the file if there is
+/// none.
 fn offset_of(file: &File, step: u64) -> io::Result<u64> {
     // All lines that begin before `low` are of earlier steps; the line at or after `high` is not.
     let (mut low, mut high) = (0, file.metadata()?.len());
@@ -52,8 +53,8 @@ fn offset_of(file: &File, step: u64) -> io::Result<u64> {
     Ok(step_line_after(file, low, u64::MAX)?.map_or(low, |(begin, ..)| begin))
 }
 
-/// The first line of a step that begins at `at` or after it and before `limit`: where it begins, where
-/// the next line does, and its step.
+/// The first line of a step that begins at `at` or after it and before `limit`: where it begins,
+/// where the next line does, and its step.
 fn step_line_after(file: &File, at: u64, limit: u64) -> io::Result<Option<(u64, u64, u64)>> {
     let mut begin = match at {
         0 => 0,

@@ -34,8 +34,9 @@ impl Series {
     }
 }
 
-/// Thins points out to about `most`: of each of `most / 4` equal groups the first, the smallest, the
-/// largest and the last stay, so that no extreme is lost. The first that is not finite stays too.
+/// Thins points out to about `most`: of each of `most / 4` equal groups the first, the smallest,
+/// the largest and the last stay, so that no extreme is lost. The first that is not finite stays
+/// too.
 pub(super) fn thin(points: &[Point], most: usize) -> Series {
     let mut series = Series::default();
     if points.len() <= most {

@@ -21,15 +21,15 @@ use super::{fail, print};
 
 #[derive(Args)]
 pub(super) struct WatchArgs {
-    /// Folders of runs (`run.dir`), or folders that hold folders of runs. Runs that begin there later
-    /// are shown too.
+    /// Folders of runs (`run.dir`), or folders that hold folders of runs. Runs that begin there
+    /// later are shown too.
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
     /// Port of the page; with 0 any free one.
     #[arg(long, value_name = "P", default_value_t = 6070)]
     port: u16,
-    /// Address to listen on. The page has no password: whoever reaches another address than the default
-    /// sees the runs.
+    /// Address to listen on. The page has no password: whoever reaches another address than the
+    /// default sees the runs.
     #[arg(long, value_name = "A", default_value = "127.0.0.1")]
     host: String,
     /// Also open the page in a browser on this host.

@@ -1,6 +1,6 @@
 // Folders of runs for the test: metrics as `megaburn train` writes them.
 
-import { appendFileSync, mkdirSync, writeFileSync } from "node:fs";
+import { appendFileSync, mkdirSync, utimesSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 
 /** Random numbers that are the same in each run of the test. */
@@ -64,6 +64,9 @@ export function writeRun(root, name, steps, options = {}) {
   const state = { state: options.state ?? "finished", step: steps, steps: options.of ?? steps, reason: options.reason ?? null };
   writeFileSync(join(folder, "state.json"), JSON.stringify(state));
   writeFileSync(join(folder, "config.toml"), config(options));
+  // An hour ago, so that no run is taken for one that trains.
+  const before = Date.now() / 1000 - 3600;
+  utimesSync(join(folder, "metrics.jsonl"), before, before);
   return folder;
 }
 

@@ -164,7 +164,7 @@ try {
     const text = JSON.stringify(stepLine(602, 1000, { loss: 7.25 }));
     append(one, text.slice(0, 30));
     const first = page.locator("#runs li").first();
-    await page.waitForFunction(() => /step 601 of/.test(document.querySelector("#runs li").textContent), null, { timeout: 15000 });
+    await page.waitForFunction(() => /running step 601 of/.test(document.querySelector("#runs li").textContent), null, { timeout: 15000 });
     append(one, text.slice(30) + "\n");
     await page.waitForFunction(() => /loss 7.25/.test(document.querySelector("#runs li").textContent), null, { timeout: 15000 });
     assert.match(await first.innerText(), /step 602 of/);

@@ -98,8 +98,13 @@ fn of_config(path: &Path) -> Response {
 fn summary(run: &WatchedRun) -> Value {
     let state = fs::read(run.files.state(&run.dir)).ok();
     let state = state.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
-    let holder = run.files.holder(&run.dir);
-    let (size, file) = metrics::size_and_file(&run.files.metrics(&run.dir)).unwrap_or_default();
+    // A run that has ended has no process, so nothing is asked of its lock.
+    let may_run = state
+        .as_ref()
+        .is_none_or(|state| state["state"] == "running");
+    let holder = may_run.then(|| run.files.holder(&run.dir)).flatten();
+    let path = run.files.metrics(&run.dir);
+    let (size, file) = metrics::size_and_file(&path).unwrap_or_default();
     json!({
         "name": run.name,
         "folder": run.dir.display().to_string(),
@@ -108,5 +113,6 @@ fn summary(run: &WatchedRun) -> Value {
         "file": file,
         "state": state,
         "holder": holder,
+        "quiet_seconds": metrics::quiet_seconds(&path),
     })
 }

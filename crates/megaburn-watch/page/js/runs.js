@@ -7,6 +7,9 @@ const OFTEN = 1500;
 const SELDOM = 5000;
 const HIDDEN = 20000;
 
+/** A run without a lock is taken for running if it wrote in the last seconds of this number. */
+const QUIET = 180;
+
 /** The most events of a run that are kept. */
 const MOST_EVENTS = 2000;
 
@@ -60,11 +63,14 @@ export class Run {
 
   /** What the run does: a word, and whether it is good, bad or a warning. */
   state() {
-    const { state, holder, exists, size } = this.info;
+    const { state, holder, exists, size, quiet_seconds: quiet } = this.info;
     if (exists === false) return ["folder removed", "warn"];
     if (holder) return ["running", "good live"];
     if (!state) return [size > 0 ? "not running" : "has not begun", "warn"];
-    if (state.state === "running") return ["interrupted", "bad"];
+    if (state.state === "running") {
+      // Some file systems do not show the locks of other hosts.
+      return quiet !== null && quiet < QUIET ? ["running", "good live"] : ["interrupted", "bad"];
+    }
     return [state.state, { finished: "good", failed: "bad" }[state.state] ?? "warn"];
   }
 
@@ -188,9 +194,11 @@ export class Runs {
       const { runs } = await get("/api/runs");
       runs.forEach((info, id) => {
         this.all[id] ??= new Run(id);
-        const isNew = JSON.stringify(info) !== JSON.stringify(this.all[id].info);
-        this.all[id].info = info;
-        if (isNew) this.changed(this.all[id]);
+        const run = this.all[id];
+        const look = () => JSON.stringify([{ ...run.info, quiet_seconds: 0 }, run.state()]);
+        const before = look();
+        run.info = info;
+        if (look() !== before) this.changed(run);
       });
       this.status(runs.length === 0 ? "no run yet" : "up to date", "");
       await Promise.all(this.all.map((run) => run.read(this.changed)));
@@ -199,6 +207,6 @@ export class Runs {
       return SELDOM;
     }
     if (document.hidden) return HIDDEN;
-    return this.all.some((run) => run.info.holder) || this.all.length === 0 ? OFTEN : SELDOM;
+    return this.all.some((run) => run.state()[0] === "running") || this.all.length === 0 ? OFTEN : SELDOM;
   }
 }

@@ -7,5 +7,5 @@ mod read;
 mod span;
 mod thin;
 
-pub(crate) use read::{nothing, read_from, size_and_file};
+pub(crate) use read::{nothing, quiet_seconds, read_from, size_and_file};
 pub(crate) use span::read_steps;

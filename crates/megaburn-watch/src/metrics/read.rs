@@ -60,6 +60,15 @@ pub(crate) fn size_and_file(path: &Path) -> io::Result<(u64, String)> {
     Ok((found.len(), format!("{dev:x}.{ino:x}")))
 }
 
+/// The whole seconds since a file was written to; `None` if there is none.
+pub(crate) fn quiet_seconds(path: &Path) -> Option<u64> {
+    let written = fs::metadata(path).and_then(|found| found.modified());
+    // A host whose clock is behind that of the file server's has written just now.
+    written
+        .ok()
+        .map(|written| written.elapsed().unwrap_or_default().as_secs())
+}
+
 /// The answer where there is no file, to a reader that stopped at `from`.
 pub(crate) fn nothing(from: u64) -> Metrics {
     Metrics {

@@ -57,7 +57,7 @@ pub use reshard::reshard;
 pub use resume_error::{RecordedInit, ResumeError};
 pub use resumed::Resumed;
 pub use run::pretrain;
-pub use run_folder::{IdleRun, RunFolderError, RunInfo};
+pub use run_folder::{IdleRun, RunFolderError, RunInfo, RunPaths};
 pub use start::report_start_failure;
 pub use stop::StopReason;
 pub use task::{

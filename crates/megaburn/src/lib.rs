@@ -31,6 +31,7 @@ pub use megaburn_store as store;
 pub use megaburn_torch as torch;
 pub use megaburn_train as train;
 pub use megaburn_verify as verify;
+pub use megaburn_watch as watch;
 
 pub mod cli;
 

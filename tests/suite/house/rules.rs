@@ -9,12 +9,13 @@ use std::{
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// The level of each crate; a crate depends only on crates of lower levels.
-pub(crate) const FLOORS: [(&str, u8); 28] = [
+pub(crate) const FLOORS: [(&str, u8); 29] = [
     ("megaburn-derive", 0),
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
     ("megaburn-torch", 0),
     ("megaburn-store", 0),
+    ("megaburn-watch", 0),
     ("megaburn-autograd", 1),
     ("megaburn-data", 1),
     ("megaburn-collective", 2),

@@ -12,3 +12,4 @@ pub(crate) mod processes;
 pub(crate) mod resume;
 pub(crate) mod run_folder;
 mod stored;
+mod watch;

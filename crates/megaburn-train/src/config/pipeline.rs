@@ -3,8 +3,20 @@
 use megaburn_mesh::Layout;
 use megaburn_pipeline::{LayerSplit, PipelineError, ScheduleConfig, ScheduleKind, StageLayers};
 
-use super::{ParallelConfig, TrainingConfig, require::require};
+use super::{ParallelConfig, TrainConfig, TrainingConfig, require::require};
 use crate::error::TrainError;
+
+impl TrainConfig {
+    /// The pipeline schedule of a step of the whole batch; `None` without a pipeline.
+    ///
+    /// # Errors
+    /// The layout cannot split the batch.
+    pub fn pipeline_schedule(&self, layout: &Layout) -> Result<Option<ScheduleConfig>, TrainError> {
+        let num_micro_batches = self.train.num_micro_batches(layout.dp)?;
+        let schedule = self.parallel.schedule(layout.pp, num_micro_batches);
+        Ok((layout.pp > 1).then_some(schedule))
+    }
+}
 
 impl ParallelConfig {
     /// The schedule of a step of `num_micro_batches` micro-batches on each of `pp` pipeline ranks.

@@ -5,7 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{RunFolderError, lock, marker::Marker, names::CHECKPOINTS};
+use super::{
+    RunFolderError, config_of, lock,
+    marker::Marker,
+    names::{CHECKPOINTS, METRICS, STATE},
+};
 
 /// A run, as its folder shows it. Nothing in the folder is changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +31,28 @@ impl RunInfo {
             run_id: marker.run_id,
             holder: lock::holder(dir),
         }))
+    }
+}
+
+/// The files in a run's folder that other programs read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunPaths {
+    /// The measurements, a JSON object a line.
+    pub metrics: PathBuf,
+    /// Whether the run is running, stopped, finished or failed.
+    pub state: PathBuf,
+    /// The resolved configuration.
+    pub config: PathBuf,
+}
+
+impl RunPaths {
+    /// The files of the run in the folder `dir`, whether they exist or not.
+    pub fn of(dir: &Path) -> Self {
+        Self {
+            metrics: dir.join(METRICS),
+            state: dir.join(STATE),
+            config: config_of(dir),
+        }
     }
 }
 

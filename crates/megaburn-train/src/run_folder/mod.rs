@@ -43,7 +43,7 @@ use megaburn_models::assets::Assets;
 use crate::{config::TrainConfig, error::TrainError, start::settle};
 pub(crate) use config_file::{config_of, write as write_config};
 pub use error::RunFolderError;
-pub use idle::{IdleRun, RunInfo};
+pub use idle::{IdleRun, RunInfo, RunPaths};
 use inspect::{FolderContent, Trace, inspect, is_part_of};
 use local::LocalFolder;
 use lock::RunLock;

@@ -17,6 +17,7 @@ mod task;
 mod tokenize;
 mod train;
 mod verify;
+mod watch;
 
 use std::{ffi::OsString, fmt, process::ExitCode, sync::Arc};
 
@@ -112,6 +113,8 @@ enum Command {
     Plan(Box<plan::PlanArgs>),
     /// Say what a run, a checkpoint or a model is: sizes, layout, last step and loss.
     Info(info::InfoArgs),
+    /// Serve a page that shows runs while they train: curves, comparison, events, configurations.
+    Watch(watch::WatchArgs),
     /// Encode text into data sets in Megatron-LM's format; inspect, merge and split them.
     #[command(subcommand)]
     Data(data::DataCommand),
@@ -148,6 +151,7 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Verify(args) => args.run(),
         Command::Info(args) => done(args.run()),
         Command::Plan(args) => args.run(),
+        Command::Watch(args) => args.run(),
         Command::Tokenize(args) => args.run(),
         Command::Launch(args) => args.run(),
         Command::LaunchChild { args } => exit_code(launch_child(args)),

@@ -4,6 +4,7 @@ pub(crate) mod changed_settings;
 mod checkpoints;
 pub(crate) mod child;
 mod hosts;
+mod logs;
 mod megatron;
 pub(crate) mod output;
 pub(crate) mod processes;

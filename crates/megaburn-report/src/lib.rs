@@ -3,6 +3,8 @@
 //! - [`Console`](console::Console) prints the progress of a run: a bar on a terminal, plain lines
 //!   elsewhere.
 //! - [`metrics`] has the measurements of each step, and `metrics.jsonl`, which records them.
+//! - [`logs`] has them in the formats of TensorBoard, Weights & Biases, Prometheus and
+//!   spreadsheets.
 //! - [`loss_plot`] plots the loss as SVG, [`length_plot`] the lengths of documents.
 //! - [`describe_layout`] describes a layout in a line.
 //! - [`profile::range`] names the parts of a step in NVIDIA's profilers.
@@ -33,6 +35,7 @@
 pub mod console;
 mod error;
 mod layout;
+pub mod logs;
 pub mod metrics;
 mod plot;
 pub mod profile;

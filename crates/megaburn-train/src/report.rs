@@ -2,6 +2,7 @@
 
 mod decoder;
 mod end;
+mod logs;
 mod precision;
 mod saved;
 mod stamp;
@@ -15,6 +16,7 @@ use megaburn_mesh::Layout;
 use megaburn_report::{
     console::Console,
     describe_layout,
+    logs::Logs,
     metrics::{EvalMetrics, Journal, MetricsWriter, OTHER_LINES, StepMetrics},
 };
 
@@ -35,6 +37,7 @@ use crate::{
 };
 
 pub(crate) use decoder::describe_decoder;
+use logs::open_logs;
 pub(crate) use saved::last_saved_step;
 use stamp::Stamp;
 use start::StartMetrics;
@@ -46,6 +49,7 @@ pub(crate) struct Reporter<'a> {
     console: Console,
     metrics: Journal<TrainError>,
     stamp: Stamp,
+    logs: Logs,
     data: Option<&'a RunData>,
     device: Device,
     /// The command that continues a run.
@@ -121,6 +125,7 @@ impl<'a> Reporter<'a> {
         let mut metrics = Journal::new(metrics, move || Ok(owned.check()?));
         let found = metrics.found();
         let start_number = found.starts + 1;
+        let logs = open_logs(config, &folder, done)?;
         let env = RankEnv::from_env()?;
         let consumed_tokens = match &resumed {
             Some(resumed) => resumed.progress.consumed_tokens,
@@ -226,6 +231,7 @@ impl<'a> Reporter<'a> {
             console,
             metrics,
             stamp,
+            logs,
             data,
             device,
             command: description.command,
@@ -265,6 +271,7 @@ impl<'a> Reporter<'a> {
         let metrics = self.stamp.step(metrics);
         self.metrics.write(metrics.clone())?;
         self.console.step(&metrics);
+        self.logs.write(metrics);
         Ok(())
     }
 
@@ -282,6 +289,7 @@ impl<'a> Reporter<'a> {
             memory_bytes: used_bytes(&self.device),
             ..StepMetrics::default()
         });
+        self.logs.write(metrics.clone());
         self.metrics.write(metrics)
     }
 
@@ -292,7 +300,9 @@ impl<'a> Reporter<'a> {
             let EvalMetrics { step, data, .. } = metrics;
             let known = self.metrics.found().evaluated;
             if !known.is_some_and(|known| known.has(*step, data.as_deref())) {
-                self.metrics.write(self.stamp.eval(metrics))?;
+                let metrics = self.stamp.eval(metrics);
+                self.metrics.write(metrics.clone())?;
+                self.logs.write(metrics);
             }
             self.console.eval(metrics);
         }

@@ -39,6 +39,7 @@ mod layer_check;
 mod layer_pattern;
 mod layers;
 mod limits;
+mod log;
 mod masking;
 mod mla;
 mod model;
@@ -101,6 +102,7 @@ pub use json_schema::json_schema;
 pub use layer_pattern::LayerPattern;
 pub use layers::ConfigLayers;
 pub(crate) use layers::{key_and_value, merge, nested, parse, read_file};
+pub use log::LogConfig;
 pub use masking::DataMaskingConfig;
 pub use mla::MlaConfig;
 pub use model::ModelConfig;
@@ -162,6 +164,8 @@ pub struct TrainConfig {
     pub precision: PrecisionConfig,
     /// `[generate]`: the sample generated at the end.
     pub generate: GenerateConfig,
+    /// `[log]`: the metrics of a run in the formats of other programs, next to `metrics.jsonl`.
+    pub log: LogConfig,
 }
 
 impl TrainConfig {

@@ -191,6 +191,7 @@ mod tests {
             "recompute",
             "precision",
             "generate",
+            "log",
         ];
         for Range { key, .. } in RANGES.iter() {
             let section = key.split('.').next().unwrap();

@@ -92,6 +92,7 @@ mod tests {
             ("precision", fields::<PrecisionConfig>()),
             ("precision.fallback", fields::<PrecisionFallbackConfig>()),
             ("generate", fields::<GenerateConfig>()),
+            ("log", fields::<LogConfig>()),
         ];
         let mut real: Vec<String> = sections
             .into_iter()

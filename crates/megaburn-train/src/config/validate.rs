@@ -36,7 +36,14 @@ impl TrainConfig {
         self.precision.validate()?;
         self.check_fp8_params()?;
         ranges::check("generate", &self.generate)?;
-        self.generate.validate()
+        self.generate.validate()?;
+        self.validate_logs()
+    }
+
+    /// Refuses values of `[log]` that no run can use.
+    pub(super) fn validate_logs(&self) -> Result<(), TrainError> {
+        ranges::check("log", &self.log)?;
+        self.log.validate()
     }
 
     /// Refuses to send weights in FP8 where the optimizer continues from the weights themselves.

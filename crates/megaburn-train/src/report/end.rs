@@ -36,6 +36,7 @@ impl Reporter<'_> {
             "stopped by {reason} after step {step}{saved}; {next}"
         ));
         self.console.finish();
+        self.logs.finish(0);
         written
     }
 
@@ -75,7 +76,14 @@ impl Reporter<'_> {
             self.command,
         ));
         self.console.finish();
+        self.logs.finish(0);
         written
+    }
+
+    /// Reports to the logs of other programs that the run failed.
+    pub(crate) fn failed(self, error: &TrainError) {
+        let code = error.exit().code();
+        self.logs.finish(code);
     }
 
     /// Plots the loss and returns the path of the plot. A failure is only a warning.

@@ -50,7 +50,7 @@ fn lines_say_when_they_were_written_by_which_start_after_how_many_tokens() {
 #[test]
 fn a_file_of_an_earlier_version_is_continued() {
     let run = Run::new();
-    train(&run, 3, &[]);
+    train(&run, 3, &["log.csv=true"]);
     let new = ["wall_time", "start_number", "consumed_tokens"];
     let old: String = lines(&run)
         .into_iter()
@@ -61,7 +61,8 @@ fn a_file_of_an_earlier_version_is_continued() {
         })
         .collect();
     fs::write(run.path("run/metrics.jsonl"), old).unwrap();
-    train(&run, 5, &[]);
+    let sets = ["log.csv=true", "log.wandb=true", "log.tensorboard=true"];
+    train(&run, 5, &sets);
     let steps = run.steps();
     assert_eq!(steps.len(), 5);
     assert_eq!(steps[0].start_number, None);
@@ -69,4 +70,6 @@ fn a_file_of_an_earlier_version_is_continued() {
     // The checkpoint records them.
     let tokens: u64 = steps.iter().map(|step| step.tokens).sum();
     assert_eq!(steps[4].consumed_tokens, Some(tokens));
+    let csv = fs::read_to_string(run.path("run/metrics.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 1 + 5, "{csv}");
 }

@@ -1,6 +1,16 @@
-//! What runs record.
+//! The logs of runs for other programs.
 
+mod csv;
 mod metrics;
+mod prometheus;
+mod tensorboard;
+mod wandb;
+mod wire;
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use megaburn_test_support::run::Run;
 use nix::sys::signal::Signal;
@@ -33,4 +43,28 @@ fn killed_and_resumed(run: &Run, sets: &[&str]) -> u64 {
     train(run, steps, &sets);
     assert_eq!(run.steps().last().unwrap().step, steps);
     steps
+}
+
+/// The path of a script in `tests/tools`.
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tools")
+        .join(name)
+}
+
+/// Compares the logs in the folder of a run with its metrics by a script, if Python can import
+/// `module`: the program that reads such logs.
+fn compare_by_script(name: &str, module: &str, folder: &Path) {
+    let python = |args: &[&str]| Command::new("python3").args(args).output();
+    let can_import = python(&["-c", &format!("import {module}")]);
+    if !can_import.is_ok_and(|output| output.status.success()) {
+        eprintln!("not compared by {name}: python3 cannot import {module}");
+        return;
+    }
+    let [script, folder] =
+        [script(name), folder.to_path_buf()].map(|path| path.display().to_string());
+    let output = python(&[&script, &folder]).unwrap();
+    let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{printed}");
+    eprintln!("{printed}");
 }

@@ -14,6 +14,7 @@ use burn::prelude::Device;
 use megaburn_collective::RankEnv;
 use megaburn_mesh::Layout;
 use megaburn_report::{
+    alerts::Alerts,
     console::Console,
     describe_layout,
     logs::Logs,
@@ -37,7 +38,7 @@ use crate::{
 };
 
 pub(crate) use decoder::describe_decoder;
-use logs::open_logs;
+use logs::{open_logs, start_alerts};
 pub(crate) use saved::last_saved_step;
 use stamp::Stamp;
 use start::StartMetrics;
@@ -50,6 +51,7 @@ pub(crate) struct Reporter<'a> {
     metrics: Journal<TrainError>,
     stamp: Stamp,
     logs: Logs,
+    alerts: Alerts,
     data: Option<&'a RunData>,
     device: Device,
     /// The command that continues a run.
@@ -126,6 +128,7 @@ impl<'a> Reporter<'a> {
         let found = metrics.found();
         let start_number = found.starts + 1;
         let logs = open_logs(config, &folder, done)?;
+        let alerts = start_alerts(config, &dir, folder.id(), start_number)?;
         let env = RankEnv::from_env()?;
         let consumed_tokens = match &resumed {
             Some(resumed) => resumed.progress.consumed_tokens,
@@ -232,6 +235,7 @@ impl<'a> Reporter<'a> {
             metrics,
             stamp,
             logs,
+            alerts,
             data,
             device,
             command: description.command,
@@ -270,6 +274,7 @@ impl<'a> Reporter<'a> {
     pub(crate) fn step(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
         let metrics = self.stamp.step(metrics);
         self.metrics.write(metrics.clone())?;
+        self.alerts.step(&metrics);
         self.console.step(&metrics);
         self.logs.write(metrics);
         Ok(())
@@ -289,6 +294,7 @@ impl<'a> Reporter<'a> {
             memory_bytes: used_bytes(&self.device),
             ..StepMetrics::default()
         });
+        self.alerts.not_finite(step, loss, grad_norm);
         self.logs.write(metrics.clone());
         self.metrics.write(metrics)
     }
@@ -296,6 +302,7 @@ impl<'a> Reporter<'a> {
     /// Reports an evaluation, on each of its data sets. Those that the metrics have already are not
     /// written again: the run was started again after it had finished, or was killed between two.
     pub(crate) fn eval(&mut self, evals: &[EvalMetrics]) -> Result<(), TrainError> {
+        self.alerts.progress();
         for metrics in evals {
             let EvalMetrics { step, data, .. } = metrics;
             let known = self.metrics.found().evaluated;

@@ -197,6 +197,11 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         "log",
         "tensorboard csv wandb wandb_project prometheus_port prometheus_host",
     ),
+    (
+        Neutral,
+        "alerts",
+        "command webhook on loss_spike stall_seconds",
+    ),
 ];
 
 impl Setting {

@@ -15,6 +15,7 @@
 //! # Ok::<(), megaburn_train::TrainError>(())
 //! ```
 
+mod alerts;
 mod attention;
 mod batch_ramp;
 mod changes;
@@ -86,6 +87,7 @@ pub use megaburn_optim::{Dtype, StateDtype};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use alerts::AlertsConfig;
 pub use batch_ramp::BatchRampConfig;
 pub use changes::Change;
 pub(crate) use changes::{Changes, changes, record_of_file};
@@ -166,6 +168,9 @@ pub struct TrainConfig {
     pub generate: GenerateConfig,
     /// `[log]`: the metrics of a run in the formats of other programs, next to `metrics.jsonl`.
     pub log: LogConfig,
+    /// `[alerts]`: a command or a webhook that hears of what happens to a run. What they do, and
+    /// whether they fail, never changes the run.
+    pub alerts: AlertsConfig,
 }
 
 impl TrainConfig {

@@ -1,5 +1,5 @@
 //! The sections of a run whose model is not a decoder: `[run]`, `[parallel]`, `[train]`,
-//! `[optimizer]` and `[log]`.
+//! `[optimizer]`, `[log]` and `[alerts]`.
 
 use megaburn_mesh::Layout;
 use serde_json::{Value as Json, json};
@@ -15,7 +15,8 @@ use super::{
 use crate::{device::Devices, error::TrainError};
 
 /// The sections that every run has.
-pub(crate) const RUN_SECTIONS: [&str; 5] = ["run", "parallel", "train", "optimizer", "log"];
+pub(crate) const RUN_SECTIONS: [&str; 6] =
+    ["run", "parallel", "train", "optimizer", "log", "alerts"];
 
 /// The keys of these sections that only a decoder has a use for.
 const OF_DECODERS: &[&str] = &[

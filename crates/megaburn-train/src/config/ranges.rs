@@ -192,6 +192,7 @@ mod tests {
             "precision",
             "generate",
             "log",
+            "alerts",
         ];
         for Range { key, .. } in RANGES.iter() {
             let section = key.split('.').next().unwrap();

@@ -93,6 +93,7 @@ mod tests {
             ("precision.fallback", fields::<PrecisionFallbackConfig>()),
             ("generate", fields::<GenerateConfig>()),
             ("log", fields::<LogConfig>()),
+            ("alerts", fields::<AlertsConfig>()),
         ];
         let mut real: Vec<String> = sections
             .into_iter()

@@ -36,6 +36,7 @@ impl Reporter<'_> {
             "stopped by {reason} after step {step}{saved}; {next}"
         ));
         self.console.finish();
+        self.alerts.stop();
         self.logs.finish(0);
         written
     }
@@ -76,13 +77,15 @@ impl Reporter<'_> {
             self.command,
         ));
         self.console.finish();
+        self.alerts.finish(eval.map(|eval| eval.eval_loss));
         self.logs.finish(0);
         written
     }
 
-    /// Reports to the logs of other programs that the run failed.
+    /// Reports to the alerts and to the logs of other programs that the run failed.
     pub(crate) fn failed(self, error: &TrainError) {
         let code = error.exit().code();
+        self.alerts.fail(&error.to_string(), code);
         self.logs.finish(code);
     }
 

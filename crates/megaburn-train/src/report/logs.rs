@@ -1,6 +1,9 @@
-//! The logs of a start of a run.
+//! The logs and alerts of a start of a run.
+
+use std::path::Path;
 
 use megaburn_report::{
+    alerts::{AlertOptions, Alerts},
     logs::{LogOptions, Logs, WandbOptions},
     metrics::read_metrics,
 };
@@ -37,4 +40,21 @@ pub(super) fn open_logs(
     Ok(Logs::open(options, || {
         read_metrics(folder.path().join(METRICS))
     })?)
+}
+
+/// Starts the alerts of a run.
+///
+/// # Errors
+/// The system cannot start a thread.
+pub(super) fn start_alerts(
+    config: &TrainConfig,
+    dir: &Path,
+    run_id: String,
+    start_number: u64,
+) -> Result<Alerts, TrainError> {
+    let options = AlertOptions::new(dir, run_id, start_number);
+    let alerts = Alerts::start(config.alerts.apply_to(options));
+    alerts.map_err(|error| TrainError::NoThread {
+        why: error.to_string(),
+    })
 }

@@ -1,5 +1,6 @@
-//! The logs of runs for other programs.
+//! The logs of runs for other programs, and alerts.
 
+mod alerts;
 mod csv;
 mod metrics;
 mod prometheus;

@@ -3,6 +3,9 @@
 //! - [`Console`](console::Console) prints the progress of a run: a bar on a terminal, plain lines
 //!   elsewhere.
 //! - [`metrics`] has the measurements of each step, and `metrics.jsonl`, which records them.
+//! - [`logs`] has them in the formats of TensorBoard, Weights & Biases, Prometheus and
+//!   spreadsheets.
+//! - [`alerts`] tells a command or a webhook what happens to a run.
 //! - [`loss_plot`] plots the loss as SVG, [`length_plot`] the lengths of documents.
 //! - [`describe_layout`] describes a layout in a line.
 //! - [`profile::range`] names the parts of a step in NVIDIA's profilers.
@@ -30,9 +33,11 @@
 // These macros panic if their output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod alerts;
 pub mod console;
 mod error;
 mod layout;
+pub mod logs;
 pub mod metrics;
 mod plot;
 pub mod profile;

@@ -124,6 +124,11 @@ impl Devices {
         }
     }
 
+    /// The name of the first GPU that this process may use, as the driver has it; `None` on the CPU.
+    pub(crate) fn gpu_name(self) -> Option<String> {
+        (self != Self::Cpu).then(cuda::name)
+    }
+
     /// The console's description of the GPUs of `ranks` ranks; `None` on the CPU.
     pub(crate) fn describe(self, ranks: usize, env: &Option<RankEnv>) -> Option<String> {
         let Self::Cuda { gpus } = self else {

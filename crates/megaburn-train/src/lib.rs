@@ -19,6 +19,7 @@ pub mod failure;
 mod last_words;
 pub mod megatron;
 pub mod memory;
+mod mfu;
 mod monitor;
 mod pipeline;
 mod precision_line;

@@ -1,19 +1,24 @@
 //! Rank 0's output about a run, on the console and in files.
 
 mod decoder;
+mod end;
+mod logs;
 mod precision;
 mod saved;
+mod stamp;
 mod start;
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use burn::prelude::Device;
 use megaburn_collective::RankEnv;
 use megaburn_mesh::Layout;
 use megaburn_report::{
+    alerts::Alerts,
     console::Console,
-    describe_layout, loss_plot,
-    metrics::{EvalMetrics, Journal, MetricsWriter, OTHER_LINES, StepMetrics, read_metrics},
+    describe_layout,
+    logs::Logs,
+    metrics::{EvalMetrics, Journal, MetricsWriter, OTHER_LINES, StepMetrics},
 };
 
 use crate::{
@@ -25,16 +30,17 @@ use crate::{
     resumed::Resumed,
     run_folder::{
         RunFolder,
-        names::{CONFIG, METRICS, PICTURE},
+        names::{CONFIG, METRICS},
     },
-    stop::StopReason,
     time::now,
     trainer::Conversions,
     trainer_core::Progress,
 };
 
 pub(crate) use decoder::describe_decoder;
+use logs::{open_logs, start_alerts};
 pub(crate) use saved::last_saved_step;
+use stamp::Stamp;
 use start::StartMetrics;
 
 /// Prints to the console, and writes `config.toml`, `metrics.jsonl` and `loss.svg` into the run's
@@ -43,6 +49,9 @@ pub(crate) struct Reporter<'a> {
     folder: Arc<RunFolder>,
     console: Console,
     metrics: Journal<TrainError>,
+    stamp: Stamp,
+    logs: Logs,
+    alerts: Alerts,
     data: Option<&'a RunData>,
     device: Device,
     /// The command that continues a run.
@@ -117,8 +126,17 @@ impl<'a> Reporter<'a> {
         let owned = folder.clone();
         let mut metrics = Journal::new(metrics, move || Ok(owned.check()?));
         let found = metrics.found();
+        let start_number = found.starts + 1;
+        let logs = open_logs(config, &folder, done)?;
+        let alerts = start_alerts(config, &dir, folder.id(), start_number)?;
+        let env = RankEnv::from_env()?;
+        let consumed_tokens = match &resumed {
+            Some(resumed) => resumed.progress.consumed_tokens,
+            None => Some(0),
+        };
+        let stamp = Stamp::new(config, devices, env.as_ref(), start_number, consumed_tokens);
         metrics.write_line(&StartMetrics {
-            start: found.starts + 1,
+            start: start_number,
             run_id: folder.id(),
             time: now(),
             layout: layout.to_string(),
@@ -130,7 +148,7 @@ impl<'a> Reporter<'a> {
         let console = Console::new(config.train.steps, done, config.train.log_interval);
         let mut console = console.with_unit(description.unit);
         console.line(format!("layout   {}", describe_layout(&layout)));
-        if let Some(gpus) = devices.describe(layout.world_size(), &RankEnv::from_env()?) {
+        if let Some(gpus) = devices.describe(layout.world_size(), &env) {
             console.line(format!("device   {gpus}"));
         }
         for line in description.lines {
@@ -215,6 +233,9 @@ impl<'a> Reporter<'a> {
             folder,
             console,
             metrics,
+            stamp,
+            logs,
+            alerts,
             data,
             device,
             command: description.command,
@@ -251,8 +272,11 @@ impl<'a> Reporter<'a> {
     }
 
     pub(crate) fn step(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
+        let metrics = self.stamp.step(metrics);
         self.metrics.write(metrics.clone())?;
-        self.console.step(metrics);
+        self.alerts.step(&metrics);
+        self.console.step(&metrics);
+        self.logs.write(metrics);
         Ok(())
     }
 
@@ -263,102 +287,32 @@ impl<'a> Reporter<'a> {
         loss: f64,
         grad_norm: f64,
     ) -> Result<(), TrainError> {
-        self.metrics.write(StepMetrics {
+        let metrics = self.stamp.step(&StepMetrics {
             step,
             loss,
             grad_norm,
             memory_bytes: used_bytes(&self.device),
             ..StepMetrics::default()
-        })
+        });
+        self.alerts.not_finite(step, loss, grad_norm);
+        self.logs.write(metrics.clone());
+        self.metrics.write(metrics)
     }
 
     /// Reports an evaluation, on each of its data sets. Those that the metrics have already are not
     /// written again: the run was started again after it had finished, or was killed between two.
     pub(crate) fn eval(&mut self, evals: &[EvalMetrics]) -> Result<(), TrainError> {
+        self.alerts.progress();
         for metrics in evals {
             let EvalMetrics { step, data, .. } = metrics;
             let known = self.metrics.found().evaluated;
             if !known.is_some_and(|known| known.has(*step, data.as_deref())) {
+                let metrics = self.stamp.eval(metrics);
                 self.metrics.write(metrics.clone())?;
+                self.logs.write(metrics);
             }
             self.console.eval(metrics);
         }
         Ok(())
-    }
-
-    /// Reports that the run stopped, on request or because its metrics cannot be written, and was
-    /// saved.
-    ///
-    /// # Errors
-    /// The folder no longer belongs to the run.
-    pub(crate) fn stopped(mut self, step: u64, reason: StopReason) -> Result<(), TrainError> {
-        self.draw();
-        let written = self.metrics.finish();
-        let saved = if step > 0 {
-            ", saved"
-        } else {
-            "; there was nothing to save"
-        };
-        let next = match reason {
-            StopReason::Step => "set a larger train.exit_at_step to continue",
-            _ => "the same command resumes from there",
-        };
-        self.console.line(format!(
-            "stopped by {reason} after step {step}{saved}; {next}"
-        ));
-        self.console.finish();
-        written
-    }
-
-    /// Prints the last lines of a finished run.
-    ///
-    /// # Errors
-    /// The folder no longer belongs to the run.
-    pub(crate) fn finish(
-        mut self,
-        step: u64,
-        eval: Option<&EvalMetrics>,
-        sample: Option<&str>,
-    ) -> Result<(), TrainError> {
-        let picture = self.draw();
-        let written = self.metrics.finish();
-        let plural = if step == 1 { "" } else { "s" };
-        let loss = eval.map(|EvalMetrics { eval_loss, .. }| {
-            let bits = self.data.and_then(|data| data.bits_per_byte(*eval_loss));
-            let bits = bits.map(|bits| format!(" = {bits:.3} bits per byte"));
-            let bits = bits.unwrap_or_default();
-            format!("; validation loss {eval_loss:.4}{bits}")
-        });
-        let loss = loss.unwrap_or_default();
-        if let Some(sample) = sample {
-            self.console
-                .line(format!("sample   {}", sample.replace('\n', "\n         ")));
-        }
-        self.console
-            .line(format!("finished {step} step{plural}{loss}"));
-        if let Some(picture) = picture {
-            self.console.line(format!("picture  {}", picture.display()));
-        }
-        self.console.line(format!(
-            "run      {0} (metrics.jsonl, config.toml, checkpoints/); continue with `{1} \
-            --resume {0} --steps N`",
-            self.folder.path().display(),
-            self.command,
-        ));
-        self.console.finish();
-        written
-    }
-
-    /// Plots the loss and returns the path of the plot. A failure is only a warning.
-    fn draw(&self) -> Option<PathBuf> {
-        let dir = self.folder.path();
-        let draw = || -> Result<(), TrainError> {
-            let records = read_metrics(dir.join(METRICS))?;
-            let title = dir.file_name().unwrap_or_default().to_string_lossy();
-            self.folder
-                .write(PICTURE, loss_plot(&title, &records)?.as_bytes())
-        };
-        let warn = |error| tracing::warn!("cannot draw the loss: {error}");
-        draw().map_err(warn).ok().map(|()| dir.join(PICTURE))
     }
 }

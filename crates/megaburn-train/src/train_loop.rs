@@ -78,6 +78,9 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
                 Err(error) => state.failed(error),
             }
         }
+        if let (Err(error), Some(report)) = (&ended, self.report.take()) {
+            report.failed(error);
+        }
         if let Ok(Ended::Finished) = ended {
             self.trainer.core().finish_discarding(ending.progress());
         }

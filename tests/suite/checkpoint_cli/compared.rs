@@ -23,6 +23,7 @@ fn diff_finds_what_differs_and_nothing_else() {
         [
             "step",
             "trainer.progress.consumed_samples",
+            "trainer.progress.consumed_tokens",
             "trainer.progress.step"
         ]
     );
@@ -32,7 +33,7 @@ fn diff_finds_what_differs_and_nothing_else() {
     assert_eq!(summary["different_tensors"], json!(tensors.len()));
     assert_eq!(
         (&summary["equal"], &summary["different_keys"]),
-        (&json!(false), &json!(3))
+        (&json!(false), &json!(4))
     );
     for tensor in &tensors {
         let norm = tensor["relative_norm"].as_f64().unwrap();
@@ -48,7 +49,7 @@ fn diff_finds_what_differs_and_nothing_else() {
     let text = output(&run, line, 1);
     assert!(text.contains("trainer.progress.step: 4 and 6"), "{text}");
     assert!(
-        text.contains("3 keys of configuration and state differ"),
+        text.contains("4 keys of configuration and state differ"),
         "{text}"
     );
 

@@ -6,6 +6,7 @@ pub(crate) mod child;
 mod dry_run;
 mod hosts;
 mod info;
+mod logs;
 mod megatron;
 pub(crate) mod output;
 pub(crate) mod processes;

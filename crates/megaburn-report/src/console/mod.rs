@@ -147,6 +147,7 @@ impl Console {
             mtp_losses,
             sop_loss,
             task,
+            ..
         } = metrics;
         let data = data.as_deref().unwrap_or("unseen data");
         let further = mtp_losses

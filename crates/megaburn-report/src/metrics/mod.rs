@@ -43,6 +43,25 @@ pub struct StepMetrics {
     pub tflops: f64,
     /// Resident memory of the largest process, in bytes.
     pub memory_bytes: u64,
+    /// Model FLOPs utilization: `tflops` over the peak of the GPU. Absent on the CPU, on GPUs whose
+    /// peak is not known, and where products are quantised.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
+    /// The sum of `tokens` over all steps of the run up to this one. Absent if the run continues from
+    /// a checkpoint that does not record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consumed_tokens: Option<u64>,
+    /// Learning rates of parameters that have another one than `lr`: each group of
+    /// `optimizer.groups` by its `match`, `decoupled` for `optimizer.decoupled_lr`, and `hidden` for
+    /// the hidden matrices with `model.parts.mup_base_hidden`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub group_lrs: BTreeMap<String, f64>,
+    /// When the step ended, in seconds since 1970 (UTC).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wall_time: Option<f64>,
+    /// The start of the run that did the step: `start` of that start's line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_number: Option<u64>,
     /// The loss scale of an f16 run; `loss` and `grad_norm` do not include it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
@@ -105,6 +124,15 @@ pub struct EvalMetrics {
     /// Mean cross entropy over the validation tokens; nats per token.
     #[serde(deserialize_with = "nan_if_null")]
     pub eval_loss: f64,
+    /// As in [`StepMetrics`], after the step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consumed_tokens: Option<u64>,
+    /// When the evaluation ended, in seconds since 1970 (UTC).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wall_time: Option<f64>,
+    /// The start of the run that evaluated, as in [`StepMetrics`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_number: Option<u64>,
     /// Multi-token prediction: the cross entropy of each depth, as in [`StepMetrics`].
     #[serde(
         default,
@@ -234,11 +262,8 @@ fn some_nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option
 pub(crate) fn example_eval(step: u64, eval_loss: f64) -> EvalMetrics {
     EvalMetrics {
         step,
-        data: None,
         eval_loss,
-        mtp_losses: Vec::new(),
-        sop_loss: None,
-        task: BTreeMap::new(),
+        ..EvalMetrics::default()
     }
 }
 
@@ -253,17 +278,7 @@ pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
         tokens_per_second: 12345.678,
         tflops: 0.0123,
         memory_bytes: 123 << 20,
-        loss_scale: None,
-        skipped: false,
-        padding: None,
-        num_zeros: None,
-        params_norm: None,
-        max_attention_logit: None,
-        mtp_losses: Vec::new(),
-        sop_loss: None,
-        precision: None,
-        experts: None,
-        task: BTreeMap::new(),
+        ..StepMetrics::default()
     }
 }
 
@@ -335,6 +350,25 @@ mod tests {
             MetricsRecord::parse(line.as_bytes()),
             Ok(MetricsRecord::Eval(back)) if back.mtp_losses[0] == 4.75 && back.mtp_losses[1].is_nan()
         ));
+    }
+
+    #[test]
+    fn what_older_versions_did_not_write_is_absent() {
+        let old = r#"{"step":1,"loss":5.5,"grad_norm":1.25,"lr":0.0003,"tokens":1024,"tokens_per_second":12345.678,"tflops":0.0123,"memory_bytes":128974848}"#;
+        let read = MetricsRecord::parse(old.as_bytes()).unwrap();
+        assert_eq!(read, example_step(1, 5.5).into());
+        let new = StepMetrics {
+            mfu: Some(0.5),
+            consumed_tokens: Some(1 << 40),
+            group_lrs: [("head.*".to_string(), 1e-3)].into(),
+            wall_time: Some(1_795_833_388.125),
+            start_number: Some(2),
+            ..example_step(1, 5.5)
+        };
+        let line = json(new.clone());
+        let fields = r#","mfu":0.5,"consumed_tokens":1099511627776,"group_lrs":{"head.*":0.001},"wall_time":1795833388.125,"start_number":2}"#;
+        assert!(line.ends_with(fields), "{line}");
+        assert_eq!(MetricsRecord::parse(line.as_bytes()).unwrap(), new.into());
     }
 
     #[test]

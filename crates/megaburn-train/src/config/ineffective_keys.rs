@@ -47,6 +47,8 @@ impl TrainConfig {
             ("data", self.data.conditions()),
             ("", vec![moe, generate, fp8_param_gather]),
             ("moe", self.moe.conditions()),
+            ("log", self.log.conditions()),
+            ("alerts", self.alerts.conditions()),
         ];
         // What TOML cannot hold is refused before.
         let [mine, default] =
@@ -113,6 +115,10 @@ mod tests {
     #[case(&["precision.fp8_param_gather=true", "precision.recipe=tensorwise", "train.dtype=bf16"], &["precision.fp8_param_gather"])]
     #[case(&["precision.fp8_param_gather=true", "precision.recipe=mxfp8", "parallel.zero=1", "train.dtype=bf16"], &["precision.fp8_param_gather"])]
     #[case(&["precision.fp8_param_gather=true", "precision.recipe=delayed", "parallel.zero=3", "train.dtype=bf16"], &[])]
+    #[case(&["log.wandb_project=mine", "log.prometheus_host=localhost"], &["log.wandb_project", "log.prometheus_host"])]
+    #[case(&["log.wandb_project=mine", "log.wandb=true"], &[])]
+    #[case(&["alerts.loss_spike=2", "alerts.stall_seconds=9"], &["alerts.loss_spike", "alerts.stall_seconds"])]
+    #[case(&["alerts.loss_spike=2", "alerts.command=cat", "alerts.on=[\"nan\"]"], &["alerts.loss_spike"])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {

@@ -192,6 +192,16 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         "max_saturated_share max_underflow_share loss_spike interval duration_steps",
     ),
     (Neutral, "generate", "prompt tokens temperature"),
+    (
+        Neutral,
+        "log",
+        "tensorboard csv wandb wandb_project prometheus_port prometheus_host",
+    ),
+    (
+        Neutral,
+        "alerts",
+        "command webhook on loss_spike stall_seconds",
+    ),
 ];
 
 impl Setting {

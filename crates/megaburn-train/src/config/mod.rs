@@ -15,6 +15,7 @@
 //! # Ok::<(), megaburn_train::TrainError>(())
 //! ```
 
+mod alerts;
 mod attention;
 mod batch_ramp;
 mod changes;
@@ -39,6 +40,7 @@ mod layer_check;
 mod layer_pattern;
 mod layers;
 mod limits;
+mod log;
 mod masking;
 mod mla;
 mod model;
@@ -85,6 +87,7 @@ pub use megaburn_optim::{Dtype, StateDtype};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use alerts::AlertsConfig;
 pub use batch_ramp::BatchRampConfig;
 pub use changes::Change;
 pub(crate) use changes::{Changes, changes, record_of_file};
@@ -101,6 +104,7 @@ pub use json_schema::json_schema;
 pub use layer_pattern::LayerPattern;
 pub use layers::ConfigLayers;
 pub(crate) use layers::{key_and_value, merge, nested, parse, read_file};
+pub use log::LogConfig;
 pub use masking::DataMaskingConfig;
 pub use mla::MlaConfig;
 pub use model::ModelConfig;
@@ -162,6 +166,11 @@ pub struct TrainConfig {
     pub precision: PrecisionConfig,
     /// `[generate]`: the sample generated at the end.
     pub generate: GenerateConfig,
+    /// `[log]`: the metrics of a run in the formats of other programs, next to `metrics.jsonl`.
+    pub log: LogConfig,
+    /// `[alerts]`: a command or a webhook that hears of what happens to a run. What they do, and
+    /// whether they fail, never changes the run.
+    pub alerts: AlertsConfig,
 }
 
 impl TrainConfig {

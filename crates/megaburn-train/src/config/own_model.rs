@@ -1,5 +1,5 @@
-//! The sections of a run whose model is not a decoder: `[run]`, `[parallel]`, `[train]` and
-//! `[optimizer]`.
+//! The sections of a run whose model is not a decoder: `[run]`, `[parallel]`, `[train]`,
+//! `[optimizer]`, `[log]` and `[alerts]`.
 
 use megaburn_mesh::Layout;
 use serde_json::{Value as Json, json};
@@ -15,7 +15,8 @@ use super::{
 use crate::{device::Devices, error::TrainError};
 
 /// The sections that every run has.
-pub(crate) const RUN_SECTIONS: [&str; 4] = ["run", "parallel", "train", "optimizer"];
+pub(crate) const RUN_SECTIONS: [&str; 6] =
+    ["run", "parallel", "train", "optimizer", "log", "alerts"];
 
 /// The keys of these sections that only a decoder has a use for.
 const OF_DECODERS: &[&str] = &[
@@ -72,6 +73,7 @@ impl TrainConfig {
         self.train.validate()?;
         ranges::check("optimizer", &self.optimizer)?;
         self.optimizer.validate(&self.train)?;
+        self.validate_logs()?;
         let [mine, default] = [self, &Self::default()].map(Self::as_table);
         for &key in OF_DECODERS {
             let (mine, default) = (value_at(&mine, key), value_at(&default, key));

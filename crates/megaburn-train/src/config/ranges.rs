@@ -191,6 +191,8 @@ mod tests {
             "recompute",
             "precision",
             "generate",
+            "log",
+            "alerts",
         ];
         for Range { key, .. } in RANGES.iter() {
             let section = key.split('.').next().unwrap();

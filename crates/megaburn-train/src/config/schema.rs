@@ -92,6 +92,8 @@ mod tests {
             ("precision", fields::<PrecisionConfig>()),
             ("precision.fallback", fields::<PrecisionFallbackConfig>()),
             ("generate", fields::<GenerateConfig>()),
+            ("log", fields::<LogConfig>()),
+            ("alerts", fields::<AlertsConfig>()),
         ];
         let mut real: Vec<String> = sections
             .into_iter()

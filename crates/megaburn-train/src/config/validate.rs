@@ -36,7 +36,16 @@ impl TrainConfig {
         self.precision.validate()?;
         self.check_fp8_params()?;
         ranges::check("generate", &self.generate)?;
-        self.generate.validate()
+        self.generate.validate()?;
+        self.validate_logs()
+    }
+
+    /// Refuses values of `[log]` and `[alerts]` that no run can use.
+    pub(super) fn validate_logs(&self) -> Result<(), TrainError> {
+        ranges::check("log", &self.log)?;
+        self.log.validate()?;
+        ranges::check("alerts", &self.alerts)?;
+        self.alerts.validate()
     }
 
     /// Refuses to send weights in FP8 where the optimizer continues from the weights themselves.

@@ -283,5 +283,7 @@ fn progress(
         consumed_samples,
         skipped_steps: skipped("iteration", step, updates)?,
         skipped_samples: skipped("consumed_train_samples", consumed_samples, samples)?,
+        // Its arguments have no number of tokens.
+        consumed_tokens: None,
     })
 }

@@ -18,6 +18,7 @@ use crate::{
 impl Reporter<'_> {
     /// Records a checkpoint that was saved in `path`.
     pub(crate) fn saved(&mut self, saved: &SavedCheckpoint, path: &Path) -> Result<(), TrainError> {
+        self.alerts.progress();
         let len = |entry: io::Result<DirEntry>| Ok::<u64, io::Error>(entry?.metadata()?.len());
         let bytes = fs::read_dir(path).and_then(|files| files.map(len).sum());
         self.metrics.write_line(&CheckpointMetrics {

@@ -19,7 +19,7 @@ use super::{
     aside::{clear, fail, is_removed},
     marker::Marker,
     names::{CHECKPOINTS, LOCK, MARKER, names_in},
-    owned::{Owned, Proof},
+    owned::Owned,
 };
 use crate::error::TrainError;
 
@@ -125,7 +125,7 @@ fn discard(folder: &Path, goes_on: GoesOn<'_>) -> Result<Discarded, TrainError> 
             let path = folder.join(&name);
             let owned = Owned::of(&name).filter(|owned| owned.name != MARKER);
             let is_removed = match owned.filter(|owned| owned.is_ours(&path)) {
-                Some(owned) if owned.proof == Proof::Mark => remove(&path, goes_on)?,
+                Some(owned) if owned.is_folder() => remove(&path, goes_on)?,
                 Some(_) => remove_file(&path, goes_on)?,
                 None => true,
             };

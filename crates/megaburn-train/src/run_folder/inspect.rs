@@ -10,7 +10,7 @@ use super::{
     lock::is_lock,
     marker::Marker,
     names::{CHECKPOINTS, LOCK, MARKER, METRICS, names_in},
-    owned::{Owned, Proof, half_written, is_owned},
+    owned::{Owned, half_written, is_owned},
 };
 
 /// The contents of a folder.
@@ -89,9 +89,8 @@ pub(super) fn inspect(
             names: list(&others),
         });
     }
-    // A configuration file of the user stays, and the resolved one gets another name.
     let is_taken = |name: &&String| {
-        let owned = Owned::of(name).filter(|owned| owned.proof != Proof::Signature);
+        let owned = Owned::of(name).filter(|owned| !owned.may_be_taken());
         let is_explained = |owned| trace.is_some_and(|trace| trace.explains(owned));
         owned.is_some_and(|owned| !is_explained(owned)) && !is_left_by_start(name)
     };

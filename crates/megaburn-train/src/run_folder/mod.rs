@@ -11,6 +11,8 @@
 //!   metrics.jsonl         one line per start, step and evaluation
 //!   state.json            whether the run is running, stopped, finished or failed
 //!   loss.svg              the plot of the loss
+//!   metrics.csv, evaluations.csv, tensorboard/, wandb/
+//!                         the same for other programs, with `[log]`
 //!   hf/                   the small files of the model: tokenizer, generation_config.json
 //!   checkpoints/step-…    checkpoints
 //!   before-…/             runs that --fresh set aside; removed once there is a checkpoint
@@ -25,6 +27,7 @@ mod idle;
 mod inspect;
 mod local;
 mod lock;
+mod logs;
 mod marker;
 pub(crate) mod names;
 mod owned;
@@ -77,12 +80,14 @@ pub(crate) struct RunShare {
     local: Option<Arc<LocalFolder>>,
 }
 
-/// Checks that the run of this configuration may start in its folder. Nothing is written.
+/// Checks that the run of this configuration may start in its folder, and that the port for
+/// Prometheus is free. Nothing is written.
 ///
 /// # Errors
-/// The folder holds other files; with `fresh`, `model.init` is a part of the existing run, or files
-/// of the user are at paths where the new run would write.
+/// The port is in use. The folder holds other files; with `fresh`, `model.init` is a part of the
+/// existing run, or files of the user are at paths where the new run would write.
 pub(crate) fn check_before_start(config: &TrainConfig, fresh: bool) -> Result<(), TrainError> {
+    config.log.check_port()?;
     let dir = Path::new(&config.run.dir);
     let found = inspect(dir, config.run.allow_other_files)?;
     if fresh && matches!(found, FolderContent::Run(_)) {
@@ -150,7 +155,8 @@ impl RunShare {
         self.renamed(world, config)
     }
 
-    /// Takes over the run `run_id`, which this folder holds nothing of: its checkpoints are elsewhere.
+    /// Takes over the run `run_id`, which this folder holds nothing of: its checkpoints are
+    /// elsewhere.
     ///
     /// # Errors
     /// The folder cannot be written.

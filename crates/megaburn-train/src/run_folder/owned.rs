@@ -4,11 +4,15 @@ use std::path::Path;
 
 use megaburn_checkpoint::{TMP, leftover_of};
 use megaburn_models::assets::ASSETS;
-use megaburn_report::metrics::OTHER_LINES;
+use megaburn_report::{
+    logs::{EVALUATIONS_CSV, STEPS_CSV, TENSORBOARD, WANDB},
+    metrics::OTHER_LINES,
+};
 
 use super::{
     assets, config_file,
     lock::is_lock,
+    logs::{holds_only_events, holds_only_runs},
     names::{
         CHECKPOINTS, CONFIG, LOCK, MARKER, METRICS, PICTURE, RESOLVED_CONFIG, STATE, is_numbered,
     },
@@ -25,6 +29,10 @@ pub(super) enum Proof {
     Signature,
     /// By a mark in the folder, which must hold only files that a run writes.
     Mark,
+    /// By its content: it holds nothing but event files of TensorBoard.
+    EventFiles,
+    /// By its content: it holds nothing but offline runs of Weights & Biases.
+    OfflineRuns,
     /// By the manifest of each checkpoint in it, which names the run.
     Manifests,
     /// Never: it holds lines that others wrote.
@@ -63,7 +71,7 @@ const fn owned(name: &'static str, proof: Proof, fresh: Fresh, is_old: bool) -> 
 
 /// The files and folders that a run creates under exactly these names; numbered names of the
 /// resolved configuration come in addition.
-const OWNED: [Owned; 10] = [
+const OWNED: [Owned; 14] = [
     owned(MARKER, Proof::Marker, Fresh::Stays, false),
     owned(LOCK, Proof::Lock, Fresh::Stays, true),
     owned(CONFIG, Proof::Signature, Fresh::Moves, true),
@@ -74,6 +82,10 @@ const OWNED: [Owned; 10] = [
     owned(PICTURE, Proof::Marker, Fresh::Moves, true),
     owned(CHECKPOINTS, Proof::Manifests, Fresh::Stays, true),
     owned(ASSETS, Proof::Mark, Fresh::Moves, true),
+    owned(STEPS_CSV, Proof::Marker, Fresh::Moves, false),
+    owned(EVALUATIONS_CSV, Proof::Marker, Fresh::Moves, false),
+    owned(TENSORBOARD, Proof::EventFiles, Fresh::Moves, false),
+    owned(WANDB, Proof::OfflineRuns, Fresh::Moves, false),
 ];
 
 impl Owned {
@@ -87,6 +99,23 @@ impl Owned {
         OWNED.iter().find(|owned| owned.name == name)
     }
 
+    /// Whether others may have a file or folder of this name in the folder of a new run: the run
+    /// takes another name, or adds files to the folder.
+    pub(super) fn may_be_taken(&self) -> bool {
+        matches!(
+            self.proof,
+            Proof::Signature | Proof::EventFiles | Proof::OfflineRuns
+        )
+    }
+
+    /// Whether it is a folder that is removed with all that is in it.
+    pub(super) fn is_folder(&self) -> bool {
+        matches!(
+            self.proof,
+            Proof::Mark | Proof::EventFiles | Proof::OfflineRuns
+        )
+    }
+
     /// Whether the file or folder at `path`, inside a run's folder, is entirely the run's.
     pub(super) fn is_ours(&self, path: &Path) -> bool {
         match self.proof {
@@ -94,6 +123,8 @@ impl Owned {
             Proof::Lock => path.parent().is_some_and(is_lock),
             Proof::Signature => config_file::is_ours(path),
             Proof::Mark => assets::is_ours(path),
+            Proof::EventFiles => holds_only_events(path),
+            Proof::OfflineRuns => holds_only_runs(path),
             Proof::Manifests | Proof::None => false,
         }
     }

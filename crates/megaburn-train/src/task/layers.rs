@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Collects the layers of a task's configuration, as [`ConfigLayers`] does for a decoder. What is not
-/// in `[run]`, `[parallel]`, `[train]` or `[optimizer]` belongs to the task.
+/// in `[run]`, `[parallel]`, `[train]`, `[optimizer]`, `[log]` or `[alerts]` belongs to the task.
 #[derive(Clone, Debug, Default)]
 pub struct TaskLayers {
     run: ConfigLayers,

@@ -153,7 +153,7 @@ impl<T: TrainTask> ModelTrainer<T> {
         let outcome = self.core.read_outcome(&sums.loss, &norm, num_items)?;
         let loss_scale = self.core.loss_scaler.as_ref().map(LossScaler::scale);
         let agreed = self.core.check_ranks_agree(outcome, started.elapsed())?;
-        self.core.advance(samples, outcome)?;
+        self.core.advance(samples, num_items as u64, outcome)?;
         let params_norm = self.core.params_norm()?;
 
         let Outcome {
@@ -173,6 +173,8 @@ impl<T: TrainTask> ModelTrainer<T> {
             tokens_per_second: num_items / agreed.seconds,
             tflops: work.flops / agreed.seconds / num_ranks / 1e12,
             memory_bytes: agreed.memory as u64,
+            consumed_tokens: self.core.progress.consumed_tokens,
+            group_lrs: rates.of_groups(),
             loss_scale,
             skipped: !is_update,
             num_zeros: num_zeros.map(|zeros| zeros as u64),

@@ -75,7 +75,7 @@ impl Trainer {
             // Scales of the next step are not those that the update was to lead to.
             self.send_in_full(|_| true)?;
         }
-        self.core.advance(samples, outcome)?;
+        self.core.advance(samples, tokens as u64, outcome)?;
         let max_attention_logit = self.clip_queries_and_keys(outcome.is_update)?;
         self.advance_scales(outcome.is_update)?;
         let precision = self.end_precision(outcome.is_update, agreed.loss)?;
@@ -104,6 +104,8 @@ impl Trainer {
             tokens_per_second: self.num_read(&work) / agreed.seconds,
             tflops: flops / agreed.seconds / self.core.groups.world.size() as f64 / 1e12,
             memory_bytes: agreed.memory as u64,
+            consumed_tokens: self.core.progress.consumed_tokens,
+            group_lrs: rates.of_groups(),
             loss_scale,
             skipped: !is_update,
             padding: self.pads_rows().then_some(work.padding),

@@ -16,4 +16,44 @@ pub struct Progress {
     /// Number of samples of the skipped steps, for which schedules do not advance.
     #[serde(default)]
     pub skipped_samples: u64,
+    /// Tokens of all these steps that count in the loss. `None` if the run began with a checkpoint
+    /// that does not record them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consumed_tokens: Option<u64>,
+}
+
+impl Progress {
+    /// Advances by a step over `samples` samples, of whose tokens `tokens` count in the loss.
+    pub(crate) fn advance(&mut self, samples: u64, tokens: u64, is_update: bool) {
+        let before = if self.step == 0 {
+            Some(0)
+        } else {
+            self.consumed_tokens
+        };
+        self.consumed_tokens = before.map(|before| before + tokens);
+        self.step += 1;
+        self.consumed_samples += samples;
+        if !is_update {
+            self.skipped_steps += 1;
+            self.skipped_samples += samples;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_counted_from_the_first_step_or_not_at_all() {
+        let mut new = Progress::default();
+        new.advance(8, 1000, true);
+        new.advance(8, 24, false);
+        let counts = (new.step, new.consumed_samples, new.skipped_samples);
+        assert_eq!((counts, new.consumed_tokens), ((2, 16, 8), Some(1024)));
+        let old = r#"{"step":3,"consumed_samples":24}"#;
+        let mut old: Progress = serde_json::from_str(old).unwrap();
+        old.advance(8, 1000, true);
+        assert_eq!((old.step, old.consumed_tokens), (4, None));
+    }
 }

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use megaburn_data::BatchSchedule;
 use megaburn_optim::{LrSchedule, Rates, WeightDecaySchedule};
@@ -15,6 +15,7 @@ pub(crate) struct Schedules {
     lr: LrSchedule,
     /// The learning rate of the token embedding and the output matrix.
     decoupled_lr: LrSchedule,
+    is_decoupled: bool,
     weight_decay: WeightDecaySchedule,
     at: ScheduleAt,
     groups: Arc<[ParamGroup]>,
@@ -35,6 +36,8 @@ struct ParamGroup {
 pub(crate) struct StepRates {
     pub(crate) lr: f64,
     decoupled_lr: f64,
+    /// Whether the configuration sets `decoupled_lr`.
+    is_decoupled: bool,
     weight_decay: f64,
     groups: Arc<[ParamGroup]>,
     width: f64,
@@ -48,6 +51,7 @@ impl Schedules {
         Ok(Self {
             lr: optimizer.lr_schedule(steps, &batch),
             decoupled_lr: optimizer.decoupled_schedule(steps, &batch),
+            is_decoupled: optimizer.decoupled_lr.is_some(),
             weight_decay: optimizer.weight_decay_schedule(steps, &batch),
             batch,
             at: optimizer.schedule_at,
@@ -76,6 +80,7 @@ impl Schedules {
         StepRates {
             lr: self.lr.lr(samples),
             decoupled_lr: self.decoupled_lr.lr(samples),
+            is_decoupled: self.is_decoupled,
             weight_decay: self.weight_decay.weight_decay(samples),
             groups: self.groups.clone(),
             width: self.width,
@@ -84,6 +89,20 @@ impl Schedules {
 }
 
 impl StepRates {
+    /// The learning rates other than `lr`, by the names in `group_lrs` of a step's metrics.
+    pub(crate) fn of_groups(&self) -> BTreeMap<String, f64> {
+        let decoupled = self
+            .is_decoupled
+            .then_some(("decoupled", self.decoupled_lr));
+        let hidden = (self.width != 1.0).then_some(("hidden", self.lr / self.width));
+        let groups = self.groups.iter().filter_map(|group| {
+            let factor = group.factor?;
+            Some((group.config.pattern.as_str(), self.lr * factor))
+        });
+        let rates = decoupled.into_iter().chain(hidden).chain(groups);
+        rates.map(|(name, lr)| (name.to_string(), lr)).collect()
+    }
+
     /// The rates of the parameter at `path`.
     pub(crate) fn of(&self, path: &str) -> Rates {
         let Self {
@@ -92,6 +111,7 @@ impl StepRates {
             weight_decay,
             ref groups,
             width,
+            ..
         } = *self;
         let is_decoupled = path.starts_with("embedding.") || path.starts_with("head.");
         let is_hidden_matrix = path.starts_with("blocks.") && path.ends_with(".weight");
@@ -151,6 +171,7 @@ mod tests {
             assert_eq!(rates.of(path), all, "{path}");
         }
         assert_eq!(rates.lr, 1.5e-3);
+        assert_eq!(rates.of_groups(), [("decoupled".to_string(), 5e-5)].into());
     }
 
     /// Source: Yang et al., "Tensor Programs V" (2022), for Adam.
@@ -168,6 +189,7 @@ mod tests {
         ] {
             assert_eq!(rates.of(path).lr, 1e-2, "{path}");
         }
+        assert_eq!(rates.of_groups(), [("hidden".to_string(), 2.5e-3)].into());
     }
 
     /// The first group that fits decides, and a group without a learning rate keeps that of the rest.
@@ -188,6 +210,9 @@ mod tests {
         assert_eq!(found("blocks.0.mlp.up.bias"), [5e-4, 0.1]);
         assert_eq!(found("blocks.1.mlp.up.bias"), [1e-3, 0.5]);
         assert_eq!(found("blocks.1.mlp.up.weight"), [0.0, 0.0]);
+        let groups = [("blocks.*", 0.0), ("blocks.0.*", 5e-4)];
+        let groups = groups.map(|(name, lr)| (name.to_string(), lr));
+        assert_eq!(rates.of_groups(), groups.into());
     }
 
     #[test]

@@ -190,11 +190,17 @@ impl<M: Module> TrainerCore<M> {
         })
     }
 
-    /// Advances the run by a step over `samples` samples, and adapts the loss scale.
+    /// Advances the run by a step over `samples` samples, of whose tokens `tokens` count in the loss,
+    /// and adapts the loss scale.
     ///
     /// # Errors
     /// The step is not finite, except in f16, or too many consecutive steps were skipped.
-    pub(crate) fn advance(&mut self, samples: u64, outcome: Outcome) -> Result<(), TrainError> {
+    pub(crate) fn advance(
+        &mut self,
+        samples: u64,
+        tokens: u64,
+        outcome: Outcome,
+    ) -> Result<(), TrainError> {
         let Outcome {
             loss,
             grad_norm,
@@ -235,13 +241,7 @@ impl<M: Module> TrainerCore<M> {
         if let Some(scaler) = &mut self.loss_scaler {
             scaler.update(!outcome.is_finite());
         }
-        let progress = &mut self.progress;
-        progress.step = step;
-        progress.consumed_samples += samples;
-        if !is_update {
-            progress.skipped_steps += 1;
-            progress.skipped_samples += samples;
-        }
+        self.progress.advance(samples, tokens, is_update);
         Ok(())
     }
 

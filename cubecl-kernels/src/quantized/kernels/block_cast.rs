@@ -227,7 +227,8 @@ fn tile_amax(of_cols: &Array<u32>) -> f32 {
         own = max(own, of_cols[comptime!(i as usize)]);
     }
     let of_plane = plane_max(own);
-    if UNIT_POS % PLANE == 0 {
+    let lane = UNIT_POS % PLANE;
+    if lane == 0 {
         found[(UNIT_POS / PLANE) as usize] = of_plane;
     }
     sync_cube();
@@ -250,6 +251,7 @@ fn scale_rows(
     largest: f32,
     #[comptime] power_of_two: bool,
 ) {
+    let group = UNIT_POS % comptime!(GROUPS);
     #[unroll]
     for i in 0..comptime!(PASSES * ROWS) {
         let own = of_rows[comptime!(i as usize)];
@@ -261,7 +263,7 @@ fn scale_rows(
         let scale = scale_of(amax, largest, power_of_two);
         row_scales[comptime!(i as usize)] = scale;
         let row = at.row + comptime!(i / ROWS * STEP * ROWS + i % ROWS);
-        if UNIT_POS % comptime!(GROUPS) == 0 && row < pitches.padded_rows {
+        if group == 0 && row < pitches.padded_rows {
             let to = at.tile_col * pitches.straight + row;
             scale_inv[to as usize] = inverse_of(amax, scale);
         }

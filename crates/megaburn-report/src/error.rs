@@ -14,6 +14,8 @@ pub enum ReportError {
     Read { path: PathBuf, source: io::Error },
     #[error("cannot write `{}`: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
+    #[error("`{}` was not written by a run: move it, or set log.csv = false", path.display())]
+    NotATable { path: PathBuf },
     #[error("cannot start a thread for the logs: {source}")]
     Thread { source: io::Error },
     #[error("cannot draw the loss curve: {why}")]

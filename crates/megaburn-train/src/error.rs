@@ -265,7 +265,9 @@ impl TrainError {
             | Self::Ranks { .. }
             | Self::OtherThanInit { .. }
             | Self::Read { .. }
-            | Self::Report(ReportError::Read { .. }) => Exit::BadInput,
+            | Self::Report(ReportError::Read { .. } | ReportError::NotATable { .. }) => {
+                Exit::BadInput
+            }
             Self::RunFolder(error) => error.exit(),
             Self::Write { .. } | Self::Report(_) | Self::Signals { .. } => Exit::Failed,
             Self::Save { source, .. } if source.is_not_finite() => Exit::NonFinite,

@@ -3,6 +3,7 @@
 use std::{
     io::{self, ErrorKind, Read, Write},
     net::IpAddr,
+    time::Instant,
 };
 
 use httparse::{Request as Head, Status};
@@ -30,12 +31,15 @@ pub(crate) struct Response {
 }
 
 impl Request {
-    /// Reads the head of a request.
+    /// Reads the head of a request, which must arrive in time.
     ///
     /// # Errors
     /// The bytes are not a request for reading: the error is the answer. `Ok(None)`: the other side
     /// closed the connection without a request.
-    pub(crate) fn read(stream: &mut impl Read) -> io::Result<Result<Option<Self>, Response>> {
+    pub(crate) fn read(
+        stream: &mut impl Read,
+        until: Instant,
+    ) -> io::Result<Result<Option<Self>, Response>> {
         let mut bytes = Vec::new();
         let mut part = [0; 2048];
         loop {
@@ -47,6 +51,9 @@ impl Request {
                 Err(error) => return Err(error),
             };
             bytes.extend_from_slice(&part[..read]);
+            if Instant::now() > until {
+                return Err(ErrorKind::TimedOut.into());
+            }
             if let Some(result) = Self::parse(&bytes) {
                 return Ok(result.map(Some));
             }
@@ -163,7 +170,6 @@ impl Response {
             404 => "Not Found",
             405 => "Method Not Allowed",
             431 => "Request Header Fields Too Large",
-            503 => "Service Unavailable",
             _ => "Internal Server Error",
         };
         // The page loads nothing from elsewhere, and runs no script that is not the program's.
@@ -189,10 +195,16 @@ impl Response {
 mod tests {
     use rstest::rstest;
 
+    use std::time::Duration;
+
     use super::*;
 
     fn read(text: &str) -> Result<Option<Request>, u16> {
-        let answer = Request::read(&mut text.as_bytes()).unwrap();
+        let answer = Request::read(
+            &mut text.as_bytes(),
+            Instant::now() + Duration::from_secs(9),
+        )
+        .unwrap();
         answer.map_err(|response| response.status)
     }
 

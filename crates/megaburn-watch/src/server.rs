@@ -6,7 +6,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -57,6 +57,13 @@ impl Server {
         })
     }
 
+    /// Also answers requests that call this host by a name.
+    #[must_use]
+    pub fn with_name(mut self, name: String) -> Self {
+        self.host = name;
+        self
+    }
+
     /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -85,8 +92,12 @@ impl Server {
                 continue;
             };
             let (runs, host, counted) = (self.runs.clone(), host.clone(), Counted::of(&open));
+            // The connection is closed, and the page asks again.
+            if counted.is_too_many() {
+                continue;
+            }
             let connection = move || {
-                serve_one(stream, &runs, &host, counted.is_too_many());
+                serve_one(stream, &runs, &host);
                 drop(counted);
             };
             // Without a thread the connection is closed, and the page asks again.
@@ -119,21 +130,19 @@ impl Drop for Counted {
 
 /// Answers the one request of a connection. A connection that fails is dropped: the page asks
 /// again.
-fn serve_one(mut stream: TcpStream, runs: &Runs, host: &str, is_busy: bool) {
+fn serve_one(mut stream: TcpStream, runs: &Runs, host: &str) {
     let patience = Some(PATIENCE);
     if stream.set_read_timeout(patience).is_err() || stream.set_write_timeout(patience).is_err() {
         return;
     }
-    let Ok(request) = Request::read(&mut stream) else {
+    let Ok(request) = Request::read(&mut stream, Instant::now() + PATIENCE) else {
         return;
     };
     let (response, request) = match request {
         Ok(None) => return,
         Err(response) => (response, None),
         Ok(Some(request)) => {
-            let response = if is_busy {
-                Response::error(503, "too many connections")
-            } else if request.is_for_this_host(host) {
+            let response = if request.is_for_this_host(host) {
                 answer(&request, runs)
             } else {
                 let why = "open the page as localhost, by an address, or by the name of `--host`";

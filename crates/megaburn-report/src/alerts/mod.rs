@@ -27,6 +27,8 @@ use spike::Spikes;
 
 /// How long the end of a run waits for the alerts that are being delivered.
 const PATIENCE: Duration = Duration::from_secs(25);
+/// The characters of an error that an alert has at most.
+const LONGEST_ERROR: usize = 4000;
 
 /// What the thread hears of.
 enum Notice {
@@ -128,6 +130,8 @@ impl Alerts {
 
     /// The run ends with an error and this exit code. Waits as [`finish`](Self::finish) does.
     pub fn fail(self, error: &str, exit_code: u8) {
+        // A command that reads nothing is given what fits into a pipe.
+        let error: String = error.chars().take(LONGEST_ERROR).collect();
         let what = format!("failed after step {}: {error}", self.step);
         let details = json!({"error": error, "exit_code": exit_code});
         self.alert(AlertEvent::Failure, what, details);

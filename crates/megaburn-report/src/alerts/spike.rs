@@ -30,7 +30,7 @@ impl Spikes {
             return None;
         }
         let mean = self.losses.iter().sum::<f64>() / STEPS as f64;
-        let is_spike = self.losses.len() == STEPS && loss > self.factor * mean;
+        let is_spike = self.losses.len() == STEPS && loss > mean + (self.factor - 1.0) * mean.abs();
         let begins = is_spike && !self.is_in_spike;
         self.is_in_spike = is_spike;
         if self.losses.len() == STEPS {

@@ -34,7 +34,7 @@ impl Webhook {
         const RULE: &str = "a URL such as http://host:8080/path";
         if url.starts_with("https://") {
             return Err(
-                "a URL of plain HTTP; for HTTPS set alerts.command = \"curl -s -d @- URL\"".into(),
+                "a URL of plain HTTP; for HTTPS set alerts.command = \"curl -sf -d @- URL\"".into(),
             );
         }
         let rest = url.strip_prefix("http://").ok_or(RULE)?;

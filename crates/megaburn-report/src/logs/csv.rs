@@ -7,14 +7,14 @@
 
 use std::{
     fs::File,
-    io,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
 use megaburn_checkpoint::write_atomic;
 
 use super::{append_file::AppendFile, log::Log, values::Values};
-use crate::metrics::MetricsRecord;
+use crate::{error::ReportError, metrics::MetricsRecord};
 
 /// The table of steps in a run's folder.
 pub const STEPS_CSV: &str = "metrics.csv";
@@ -47,6 +47,25 @@ const OF_EVALUATIONS: &[&str] = &[
     "eval_loss",
     "consumed_tokens",
 ];
+/// Whether the file at `path` is a table that a run wrote, or does not exist. Other programs write
+/// tables of this name too, with other columns.
+pub fn is_table_or_absent(path: &Path) -> bool {
+    let file = match File::open(path) {
+        Err(error) => return error.kind() == io::ErrorKind::NotFound,
+        Ok(file) => file,
+    };
+    let mut head = Vec::new();
+    // The columns that every table has take less.
+    if file.take(1024).read_to_end(&mut head).is_err() {
+        return false;
+    }
+    [OF_STEPS, OF_EVALUATIONS].iter().any(|columns| {
+        let columns = columns.join(",");
+        let rest = head.strip_prefix(columns.as_bytes());
+        rest.is_some_and(|rest| rest.starts_with(b",") || rest.starts_with(b"\n"))
+    })
+}
+
 /// What only some steps have is in no column.
 const OF_SOME_STEPS: &str = "precision/";
 
@@ -64,7 +83,16 @@ pub(super) struct Csv {
 }
 
 /// The two tables of a run.
-pub(super) fn both(dir: &Path, history: Vec<MetricsRecord>) -> [Csv; 2] {
+///
+/// # Errors
+/// Another program wrote a file with the name of one.
+pub(super) fn both(dir: &Path, history: Vec<MetricsRecord>) -> Result<[Csv; 2], ReportError> {
+    for name in [STEPS_CSV, EVALUATIONS_CSV] {
+        let path = dir.join(name);
+        if !is_table_or_absent(&path) {
+            return Err(ReportError::NotATable { path });
+        }
+    }
     let is_step = |record: &MetricsRecord| matches!(record, MetricsRecord::Step(_));
     let (steps, evals) = history.into_iter().partition(is_step);
     let table = |name: &str, history, is_of_steps| Csv {
@@ -75,10 +103,10 @@ pub(super) fn both(dir: &Path, history: Vec<MetricsRecord>) -> [Csv; 2] {
         file: None,
         is_failing: false,
     };
-    [
+    Ok([
         table(STEPS_CSV, steps, true),
         table(EVALUATIONS_CSV, evals, false),
-    ]
+    ])
 }
 
 impl Csv {
@@ -166,4 +194,27 @@ fn row<'a>(cells: impl Iterator<Item = &'a str>) -> String {
         false => cell.to_string(),
     };
     cells.map(quoted).collect::<Vec<_>>().join(",") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_of_another_program_is_not_a_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(STEPS_CSV);
+        assert!(is_table_or_absent(&path));
+        for (head, is_ours) in [
+            (OF_STEPS.join(",") + "\n", true),
+            (OF_EVALUATIONS.join(",") + ",more\n1,2\n", true),
+            (OF_STEPS.join(",") + "x\n", false),
+            ("step,loss\n1,2\n".into(), false),
+            (String::new(), false),
+        ] {
+            std::fs::write(&path, &head).unwrap();
+            assert_eq!(is_table_or_absent(&path), is_ours, "{head:?}");
+            assert_eq!(both(dir.path(), Vec::new()).is_ok(), is_ours);
+        }
+    }
 }

@@ -18,7 +18,7 @@ use std::{fmt, io, time::Duration};
 
 use megaburn_launch::{Output, OutputQueue};
 
-pub use csv::{EVALUATIONS_CSV, STEPS_CSV};
+pub use csv::{EVALUATIONS_CSV, STEPS_CSV, is_table_or_absent};
 pub use options::{LogOptions, WandbOptions};
 pub use prometheus::MetricsServer;
 pub use tensorboard::{TENSORBOARD, is_event_file};
@@ -81,7 +81,8 @@ impl Logs {
             logs.push(Box::new(log.map_err(options.cannot_write(WANDB))?));
         }
         if options.csv {
-            logs.extend(csv::both(&options.dir, history).map(|csv| Box::new(csv) as Box<dyn Log>));
+            let tables = csv::both(&options.dir, history)?;
+            logs.extend(tables.map(|csv| Box::new(csv) as Box<dyn Log>));
         }
         if let Some(server) = &options.server {
             logs.push(Box::new(server.page(&options.run_name)));

@@ -57,7 +57,11 @@ impl MetricsServer {
                     return;
                 }
                 // A client that went away, or asked for something else, is of no consequence.
-                let _ = client.and_then(|client| answer(client, &text));
+                match client {
+                    Ok(client) => drop(answer(client, &text)),
+                    // Too many open files: the next attempt would fail at once.
+                    Err(_) => thread::sleep(Duration::from_millis(50)),
+                }
             }
         };
         thread::Builder::new()

@@ -9,7 +9,7 @@
 
 use std::{
     fs::{self, File},
-    io,
+    io::{self, BufWriter, IntoInnerError, Write},
     path::{Path, PathBuf},
 };
 
@@ -27,10 +27,13 @@ pub const TENSORBOARD: &str = "tensorboard";
 
 /// What the names of event files start with.
 const PREFIX: &str = "events.out.tfevents.";
+/// What the names of those end with that a run wrote.
+const SUFFIX: &str = ".megaburn";
 
-/// Whether a file name is the one of an event file.
+/// Whether a file name is the one of an event file that a run wrote. Other programs write such files
+/// too.
 pub fn is_event_file(name: &str) -> bool {
-    name.starts_with(PREFIX)
+    name.starts_with(PREFIX) && name.ends_with(SUFFIX)
 }
 
 /// Writes an event file.
@@ -49,7 +52,7 @@ impl TensorBoard {
             is_first &= !is_event_file(&entry?.file_name().to_string_lossy());
         }
         let (path, file) = create(&dir)?;
-        let mut file = AppendFile::new(path, file);
+        let mut out = BufWriter::new(file);
         let now = now();
         let purge_step = options.from_step + 1;
         let mut begin = Vec::new();
@@ -62,9 +65,14 @@ impl TensorBoard {
         }
         for record in history.iter().filter(|_| is_first) {
             push_record(&mut begin, summary(record).bytes());
+            out.write_all(&begin)?;
+            begin.clear();
         }
-        file.append(&begin);
-        Ok(Self { file })
+        out.write_all(&begin)?;
+        let file = out.into_inner().map_err(IntoInnerError::into_error)?;
+        Ok(Self {
+            file: AppendFile::new(path, file),
+        })
     }
 }
 
@@ -90,7 +98,9 @@ fn create(dir: &Path) -> io::Result<(PathBuf, File)> {
     let pid = std::process::id();
     let mut number = 0;
     loop {
-        let path = dir.join(format!("{PREFIX}{seconds:010}.{host}.{pid}.{number}"));
+        let path = dir.join(format!(
+            "{PREFIX}{seconds:010}.{host}.{pid}.{number}{SUFFIX}"
+        ));
         match File::options().append(true).create_new(true).open(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
             file => return file.map(|file| (path, file)),

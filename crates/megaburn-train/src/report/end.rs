@@ -36,8 +36,11 @@ impl Reporter<'_> {
             "stopped by {reason} after step {step}{saved}; {next}"
         ));
         self.console.finish();
-        self.alerts.stop();
-        self.logs.finish(0);
+        self.logs.finish(exit_code(&written));
+        match &written {
+            Ok(()) => self.alerts.stop(),
+            Err(error) => self.alerts.fail(&error.to_string(), exit_code(&written)),
+        }
         written
     }
 
@@ -77,16 +80,19 @@ impl Reporter<'_> {
             self.command,
         ));
         self.console.finish();
-        self.alerts.finish(eval.map(|eval| eval.eval_loss));
-        self.logs.finish(0);
+        self.logs.finish(exit_code(&written));
+        match &written {
+            Ok(()) => self.alerts.finish(eval.map(|eval| eval.eval_loss)),
+            Err(error) => self.alerts.fail(&error.to_string(), exit_code(&written)),
+        }
         written
     }
 
     /// Reports to the alerts and to the logs of other programs that the run failed.
     pub(crate) fn failed(self, error: &TrainError) {
         let code = error.exit().code();
-        self.alerts.fail(&error.to_string(), code);
         self.logs.finish(code);
+        self.alerts.fail(&error.to_string(), code);
     }
 
     /// Plots the loss and returns the path of the plot. A failure is only a warning.
@@ -101,4 +107,9 @@ impl Reporter<'_> {
         let warn = |error| tracing::warn!("cannot draw the loss: {error}");
         draw().map_err(warn).ok().map(|()| dir.join(PICTURE))
     }
+}
+
+/// The exit code of a run that ends with this result.
+fn exit_code(result: &Result<(), TrainError>) -> u8 {
+    result.as_ref().err().map_or(0, |error| error.exit().code())
 }

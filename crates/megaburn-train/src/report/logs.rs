@@ -28,7 +28,11 @@ pub(super) fn open_logs(
     let wandb = log.wandb.then(|| WandbOptions {
         project: log.wandb_project.clone(),
         config: match serde_json::json!(config) {
-            serde_json::Value::Object(config) => config,
+            // Commands and addresses of alerts may hold secrets.
+            serde_json::Value::Object(mut config) => {
+                config.remove("alerts");
+                config
+            }
             _ => serde_json::Map::new(),
         },
     });

@@ -46,10 +46,10 @@ mod tests {
         for name in ["run-1f.wandb", "run-1f.wandb.tmp-1f-2a"] {
             fs::write(run.join(name), "").unwrap();
         }
-        fs::write(events.join("events.out.tfevents.1.host.2.0"), "").unwrap();
+        fs::write(events.join("events.out.tfevents.1.host.2.0.megaburn"), "").unwrap();
         assert!(holds_only_events(&events) && holds_only_runs(&runs));
         fs::write(run.join("run-1f.wandb.synced"), "").unwrap();
-        fs::write(events.join("notes"), "").unwrap();
+        fs::write(events.join("events.out.tfevents.1.host.3.0"), "").unwrap();
         assert!(!holds_only_events(&events) && !holds_only_runs(&runs));
         assert!(!holds_only_runs(&events) && !holds_only_events(&dir.path().join("none")));
     }

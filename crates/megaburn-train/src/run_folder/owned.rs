@@ -5,7 +5,7 @@ use std::path::Path;
 use megaburn_checkpoint::{TMP, leftover_of};
 use megaburn_models::assets::ASSETS;
 use megaburn_report::{
-    logs::{EVALUATIONS_CSV, STEPS_CSV, TENSORBOARD, WANDB},
+    logs::{EVALUATIONS_CSV, STEPS_CSV, TENSORBOARD, WANDB, is_table_or_absent},
     metrics::OTHER_LINES,
 };
 
@@ -29,7 +29,9 @@ pub(super) enum Proof {
     Signature,
     /// By a mark in the folder, which must hold only files that a run writes.
     Mark,
-    /// By its content: it holds nothing but event files of TensorBoard.
+    /// By its first line: the columns of a table of steps or evaluations.
+    Columns,
+    /// By its content: it holds nothing but event files of TensorBoard that a run wrote.
     EventFiles,
     /// By its content: it holds nothing but offline runs of Weights & Biases.
     OfflineRuns,
@@ -82,8 +84,8 @@ const OWNED: [Owned; 14] = [
     owned(PICTURE, Proof::Marker, Fresh::Moves, true),
     owned(CHECKPOINTS, Proof::Manifests, Fresh::Stays, true),
     owned(ASSETS, Proof::Mark, Fresh::Moves, true),
-    owned(STEPS_CSV, Proof::Marker, Fresh::Moves, false),
-    owned(EVALUATIONS_CSV, Proof::Marker, Fresh::Moves, false),
+    owned(STEPS_CSV, Proof::Columns, Fresh::Moves, false),
+    owned(EVALUATIONS_CSV, Proof::Columns, Fresh::Moves, false),
     owned(TENSORBOARD, Proof::EventFiles, Fresh::Moves, false),
     owned(WANDB, Proof::OfflineRuns, Fresh::Moves, false),
 ];
@@ -104,7 +106,7 @@ impl Owned {
     pub(super) fn may_be_taken(&self) -> bool {
         matches!(
             self.proof,
-            Proof::Signature | Proof::EventFiles | Proof::OfflineRuns
+            Proof::Signature | Proof::Columns | Proof::EventFiles | Proof::OfflineRuns
         )
     }
 
@@ -120,6 +122,7 @@ impl Owned {
     pub(super) fn is_ours(&self, path: &Path) -> bool {
         match self.proof {
             Proof::Marker => path.is_file(),
+            Proof::Columns => path.is_file() && is_table_or_absent(path),
             Proof::Lock => path.parent().is_some_and(is_lock),
             Proof::Signature => config_file::is_ours(path),
             Proof::Mark => assets::is_ours(path),

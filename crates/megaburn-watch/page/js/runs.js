@@ -148,7 +148,11 @@ export class Run {
     const range = (this.detail = { first, last, series: new Map() });
     try {
       const part = await get(`/api/runs/${this.id}/metrics?first=${first}&last=${last}`);
-      if (this.detail !== range || part.too_many) return;
+      if (this.detail !== range) return;
+      if (part.too_many) {
+        this.detail = null;
+        return;
+      }
       const loss = this.points("loss");
       for (const [name, columns] of Object.entries(part.series)) {
         const points = new Points();

@@ -63,6 +63,10 @@ impl WatchArgs {
         let server = Server::bind(&self.host, self.port, runs).map_err(failed)?;
         let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(no_signals)?;
         let address = server.address();
+        let server = match address.ip().is_unspecified() {
+            true => server.with_name(host_name()),
+            false => server,
+        };
         server.spawn().map_err(failed)?;
 
         for (path, found) in found {

@@ -56,7 +56,8 @@ use operands::{Quantization, QuantizedOps};
 /// The formats and scales are those of [`LinearQuantization::recipe`]; a matrix is quantised along
 /// the dimension that its product sums over. Sums are in f32. Where products are
 /// [emulated](is_emulated()) they are those of the numbers that the quantised elements stand for, so
-/// that all devices give the same result up to the order of sums. A matrix with an element that is not finite gives a result of NaN.
+/// that all devices give the same result up to the order of sums. A matrix with an element that is not
+/// finite gives a result of NaN.
 ///
 /// # Shapes
 /// - `x`: `[.., in]`

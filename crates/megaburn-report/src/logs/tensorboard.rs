@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(bytes.len(), 8 + 4 + 3 + 4);
         assert_eq!(bytes[..8], 3u64.to_le_bytes());
         // CRC-32C of "abc" is 0x364b3fb7.
-        let masked = ((0x364b_3fb7u32 >> 15) | (0x364b_3fb7 << 17)).wrapping_add(0xa282_ead8);
+        let masked = 0x364b_3fb7u32.rotate_right(15).wrapping_add(0xa282_ead8);
         assert_eq!(bytes[15..], masked.to_le_bytes());
     }
 }

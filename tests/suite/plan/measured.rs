@@ -248,10 +248,10 @@ fn plans_are_near_what_was_measured() {
         if (plan.time.step_ms / row.ms - 1.0).abs() > TIME {
             off.push(format!("time: {line}"));
         }
-        if let Some(gib) = row.gib {
-            if (reserved(&plan) / gib - 1.0).abs() > MEMORY {
-                off.push(format!("memory: {line}"));
-            }
+        if let Some(gib) = row.gib
+            && (reserved(&plan) / gib - 1.0).abs() > MEMORY
+        {
+            off.push(format!("memory: {line}"));
         }
         lines.push(line);
     }

@@ -117,7 +117,7 @@ fn names_with_commas_are_quoted_and_tables_of_others_are_refused() {
     assert!(
         ended
             .stderr
-            .contains("metrics.csv` was not written by megaburn"),
+            .contains("metrics.csv` was not written by a run: move it, or set log.csv"),
         "{ended:#?}"
     );
     assert_eq!(

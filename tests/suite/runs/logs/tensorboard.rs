@@ -19,7 +19,7 @@ fn events(path: &Path) -> Vec<Fields> {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
         let masked = |data: &[u8]| {
             let crc = crc32c(data);
-            ((crc >> 15) | (crc << 17)).wrapping_add(0xa282_ead8)
+            crc.rotate_right(15).wrapping_add(0xa282_ead8)
         };
         let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         assert_eq!(word(8), masked(&bytes[..8]));

@@ -12,6 +12,9 @@ pub(crate) const PRODUCTS: f64 = 0.711;
 pub(crate) const PRODUCTS_HALF: f64 = 96.0;
 /// As [`PRODUCTS`], of the peak in FP8. `fp8.md` (1,251 TFLOP/s in the step of 12 layers).
 pub(crate) const FP8_PRODUCTS: f64 = 0.647;
+/// As [`FP8_PRODUCTS`], with scales of blocks. `fp8.md` (12 layers on two H200: 278.9 ms, and 254.0
+/// with one scale per matrix).
+pub(crate) const BLOCK_PRODUCTS: f64 = 0.52;
 /// As [`PRODUCTS`], of the peak in f32 and tf32. An assumption.
 pub(crate) const F32_PRODUCTS: f64 = 0.72;
 /// Share of the rate of [`PRODUCTS`] that products of experts reach. `moe.md` (steps of Mixtral).

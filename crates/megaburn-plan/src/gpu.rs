@@ -48,6 +48,11 @@ pub struct Gpu {
 const GIB: f64 = (1u64 << 30) as f64;
 
 impl Gpu {
+    /// Whether it is of the Hopper generation, whose tensor cores take scales of blocks.
+    pub(crate) fn is_hopper(&self) -> bool {
+        matches!(self.name, "h100" | "h200")
+    }
+
     /// Every GPU that can be planned for.
     ///
     /// Memory is what the driver reports, less than the name says. The network is what the server

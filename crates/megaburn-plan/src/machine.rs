@@ -47,7 +47,15 @@ impl Machine {
         let recipe = config.precision.recipe;
         let quantized = match (recipe, gpu.fp8) {
             (PrecisionRecipe::Bf16, _) => products,
-            (_, Some(peak)) => rates::FP8_PRODUCTS * peak,
+            (PrecisionRecipe::Tensorwise | PrecisionRecipe::Delayed, Some(peak)) => {
+                rates::FP8_PRODUCTS * peak
+            }
+            (PrecisionRecipe::Blockwise, Some(peak)) if gpu.is_hopper() => {
+                rates::BLOCK_PRODUCTS * peak
+            }
+            // Emulated: products of f32 matrices.
+            (_, Some(_)) if config.train.tf32 => rates::F32_PRODUCTS * gpu.tf32,
+            (_, Some(_)) => rates::F32_PRODUCTS * gpu.f32,
             (_, None) => {
                 return Err(PlanError::NoFp8 {
                     recipe: recipe.to_string(),

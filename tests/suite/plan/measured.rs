@@ -230,6 +230,23 @@ fn line(row: &Row, plan: &Plan) -> String {
     )
 }
 
+/// Tensor cores of Hopper multiply blocks, slower than matrices with one scale; what is emulated takes
+/// longer than bf16.
+#[test]
+fn recipes_that_are_emulated_are_planned_as_such() {
+    let of = |gpu, recipe: &str| {
+        let sets =
+            format!("data.seq_len=8192 model.layers=12 parallel.zero=2 precision.recipe={recipe}");
+        plan(config(LLAMA, "dp2", 1, &sets), gpu).time.step_ms
+    };
+    let [bf16, tensorwise, blockwise, mxfp8] =
+        ["bf16", "tensorwise", "blockwise", "mxfp8"].map(|recipe| of(Gpu::H200, recipe));
+    assert!(tensorwise < blockwise && blockwise < bf16 && bf16 < mxfp8);
+    // Measured: `fp8.md`, "fp8 with scales of blocks".
+    assert!((blockwise / 278.9 - 1.0).abs() < TIME, "{blockwise}");
+    assert!(of(Gpu::B200, "blockwise") > of(Gpu::B200, "bf16"));
+}
+
 /// Each row is committed, within the limits, and in the table of the page.
 #[test]
 fn plans_are_near_what_was_measured() {

@@ -244,7 +244,8 @@ fn recipes_that_are_emulated_are_planned_as_such() {
     assert!(tensorwise < blockwise && blockwise < bf16 && bf16 < mxfp8);
     // Measured: `fp8.md`, "fp8 with scales of blocks".
     assert!((blockwise / 278.9 - 1.0).abs() < TIME, "{blockwise}");
-    assert!(of(Gpu::B200, "blockwise") > of(Gpu::B200, "bf16"));
+    let b200: Gpu = "b200".parse().unwrap();
+    assert!(of(b200, "blockwise") > of(b200, "bf16"));
 }
 
 /// Each row is committed, within the limits, and in the table of the page.

@@ -7,7 +7,7 @@ use burn::{
 };
 use megaburn_autograd::MainGrad;
 use megaburn_collective::Group;
-use megaburn_kernels::{LinearOptions, RandomNumbers};
+use megaburn_kernels::{GemmAlgorithm, LinearOptions, RandomNumbers};
 use megaburn_mesh::{Axis, ShardSpec, Zigzag};
 
 use super::{
@@ -138,6 +138,7 @@ impl ReplicatedLinear {
             main_grad: self.main_grad(),
             bias_grad: self.bias_grad(),
             again,
+            algorithm: self.algorithm(),
             ..Default::default()
         };
         let replica = &self.plan.replica;
@@ -176,6 +177,17 @@ impl ReplicatedLinear {
         self.plan.quantized = None;
         self.plan.replica = self.plan.replica.with_all_rows();
         self
+    }
+
+    /// The algorithm of the products. Ranks that compute the same numbers must not tune, because they
+    /// may choose differently: their copies of the weights would drift apart.
+    fn algorithm(&self) -> GemmAlgorithm {
+        let is_repeated = self.plan.group.size() > 1 && !self.plan.replica.is_summed();
+        if is_repeated {
+            GemmAlgorithm::Deterministic
+        } else {
+            GemmAlgorithm::Tuned
+        }
     }
 
     /// The weight's main gradient; `None` if the gradient is summed over ranks first. A GEMM adds

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use burn::{prelude::Int, tensor::Tensor};
 
 use crate::{
+    block_observer::BlockObserver,
     context::{ContextParallel, PackedDocuments},
     encoder_rows::EncoderRows,
     selective_save::SelectiveSave,
@@ -49,4 +50,6 @@ pub struct BatchContext {
     pub parallel: Option<ContextParallel>,
     /// In a recomputed region, the outputs of attention that it saves; `None` saves none.
     pub saved_attention: Option<SelectiveSave>,
+    /// Keeps what each block computes; `None` keeps nothing.
+    pub observer: Option<BlockObserver>,
 }

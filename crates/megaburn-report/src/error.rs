@@ -18,6 +18,8 @@ pub enum ReportError {
     NotATable { path: PathBuf },
     #[error("cannot start a thread for the logs: {source}")]
     Thread { source: io::Error },
+    #[error("`{}` is not the trace of a profile of megaburn: {why}", path.display())]
+    NotATrace { path: PathBuf, why: String },
     #[error("cannot draw the loss curve: {why}")]
     Plot { why: String },
     #[error("cannot draw the lengths of documents: {why}")]

@@ -265,9 +265,11 @@ impl TrainError {
             | Self::Ranks { .. }
             | Self::OtherThanInit { .. }
             | Self::Read { .. }
-            | Self::Report(ReportError::Read { .. } | ReportError::NotATable { .. }) => {
-                Exit::BadInput
-            }
+            | Self::Report(
+                ReportError::Read { .. }
+                | ReportError::NotATable { .. }
+                | ReportError::NotATrace { .. },
+            ) => Exit::BadInput,
             Self::RunFolder(error) => error.exit(),
             Self::Write { .. } | Self::Report(_) | Self::Signals { .. } => Exit::Failed,
             Self::Save { source, .. } if source.is_not_finite() => Exit::NonFinite,

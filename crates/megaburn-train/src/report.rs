@@ -4,6 +4,7 @@ mod decoder;
 mod end;
 mod logs;
 mod precision;
+mod profile;
 mod saved;
 mod stamp;
 mod start;

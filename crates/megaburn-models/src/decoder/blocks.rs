@@ -49,6 +49,7 @@ impl Decoder {
             // If the loss follows, backward starts with this segment at once, so offloading it
             // would not pay.
             let keep_on_device = segment.blocks.end == stage.layers.end && stage.loss;
+            let numbers = segment.blocks.clone();
             let blocks = self.blocks_at(segment.blocks);
             x = if segment.recomputed {
                 let recomputed = RecomputedBlocks {
@@ -72,7 +73,13 @@ impl Decoder {
                     memory: memory.as_ref(),
                     batch,
                 };
-                blocks.fold(x, |x, block| block.forward(x, inputs))
+                numbers.zip(blocks).fold(x, |x, (number, block)| {
+                    let x = block.forward(x, inputs);
+                    match &batch.observer {
+                        Some(observer) => observer.observe_residual(number, x),
+                        None => x,
+                    }
+                })
             };
         }
         x

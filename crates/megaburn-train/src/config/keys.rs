@@ -202,6 +202,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         "alerts",
         "command webhook on loss_spike stall_seconds",
     ),
+    (Neutral, "profile", "steps"),
 ];
 
 impl Setting {

@@ -9,10 +9,7 @@ use megaburn_mesh::ShardPlan;
 use megaburn_optim::{DeviceScalar, GradNorm, LossScaler};
 use megaburn_parallel::lazy_params;
 use megaburn_pipeline::{P2pSpec, StageLayers, run};
-use megaburn_report::{
-    metrics::{EvalMetrics, StepMetrics},
-    profile::range,
-};
+use megaburn_report::metrics::{EvalMetrics, StepMetrics};
 
 use super::{
     config::TaskConfig,
@@ -130,7 +127,7 @@ impl<T: TrainTask> ModelTrainer<T> {
         let (totals, factor) = self.forward_backward(true)?;
 
         // Sum the gradients over the ranks; make them means over items.
-        let reduce = range("reduce");
+        let reduce = self.core.spans.range("reduce");
         self.core.reduce_grads()?;
         let work = totals.work_over(&self.core.groups.batch)?;
         let num_items = work.num_items;
@@ -143,7 +140,7 @@ impl<T: TrainTask> ModelTrainer<T> {
         let rates = self.core.next_rates(samples);
         let num_zeros = self.core.num_zeros()?;
         self.core.grads.skip_if_not_finite(&sums.loss);
-        let update = range("update");
+        let update = self.core.spans.range("update");
         self.core.clip(&norm);
         self.core.update_weights(&rates)?;
         drop(update);

@@ -8,10 +8,11 @@ use megaburn_data::Samples;
 use megaburn_models::Decoder;
 use megaburn_parallel::{BatchContext, Residual};
 use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor, StageLayers};
-use megaburn_report::profile::{Range, range};
+use megaburn_report::profile::Range;
 
 use crate::{
     error::TrainError,
+    profile::pass_range,
     trainer::{Trainer, batch::Batch, hybrid_context::HybridContext, stats::Losses},
 };
 
@@ -39,7 +40,7 @@ pub(super) struct Training<'a> {
 
 impl Training<'_> {
     fn begin(&mut self, pass: MicroBatchStep) -> Range {
-        let backward = range("backward");
+        let backward = pass_range(&self.trainer.core.spans, "backward", pass);
         self.trainer.core.groups.world.pulse().beat();
         if self.reduce_scope == ReduceScope::DataParallel
             && self.trainer.core.config.parallel.overlap
@@ -87,7 +88,9 @@ impl StageExecutor for Training<'_> {
                 .collator()
                 .batch(&samples, samples.len(), inner_device)?)
         };
+        let reading = pass_range(&trainer.core.spans, "data", pass);
         let batch = trainer.needs_batch(layers).then(batch).transpose()?;
+        drop(reading);
         let block = || trainer.token_block(pass.micro_batch);
         let context = BatchContext {
             loss_factor: Some(factor.unwrap_or(1.0)),
@@ -95,7 +98,7 @@ impl StageExecutor for Training<'_> {
             block: trainer.hybrid.is_none().then(block),
             ..trainer.batch_context(batch.as_ref())
         };
-        let _forward = range("forward");
+        let _forward = pass_range(&trainer.core.spans, "forward", pass);
         let stream = forward_stage(model, pass.chunk, input, batch.as_ref(), &context);
         let Some(batch) = batch.filter(|_| layers.loss) else {
             return Ok(Output::Stream(stream.sum()));

@@ -4,7 +4,7 @@ use megaburn_data::Sample;
 use megaburn_optim::{DeviceScalar, GradNorm, LossScaler};
 use megaburn_parallel::TokenBlock;
 use megaburn_pipeline::{P2pSpec, run};
-use megaburn_report::{metrics::StepMetrics, profile::range};
+use megaburn_report::metrics::StepMetrics;
 
 use crate::{
     error::TrainError,
@@ -44,7 +44,7 @@ impl Trainer {
         let (losses, loss_factor) = self.forward_backward(ReduceScope::DataParallel)?;
 
         // Sum the gradients over the ranks; make them means over tokens.
-        let reduce = range("reduce");
+        let reduce = self.core.spans.range("reduce");
         self.core.reduce_grads()?;
         let work = losses.work_over(&self.core.groups.batch)?;
         let Work {

@@ -35,7 +35,7 @@ use megaburn_collective::{Group, ProcessGroups};
 use megaburn_data::GlobalBatch;
 use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_optim::{D2hCopy, GradientAccumulator, LossScaler, Optimizer, Sharding};
-use megaburn_report::metrics::EvalMetrics;
+use megaburn_report::{metrics::EvalMetrics, profile::Spans};
 
 use crate::{
     config::{Dtype, TrainConfig},
@@ -88,6 +88,8 @@ pub(crate) struct TrainerCore<M> {
     /// The thread that removes what `--fresh` set aside, on rank 0 once there is a checkpoint.
     discarding: RefCell<Option<Background<()>>>,
     pub(crate) first_times: FirstTimes,
+    /// Records the parts of steps while a profile is taken.
+    pub(crate) spans: Spans,
 }
 
 impl<M: Module> TrainerCore<M> {
@@ -138,6 +140,7 @@ impl<M: Module> TrainerCore<M> {
             copies_in_flight: Vec::new(),
             discarding: RefCell::new(None),
             first_times: FirstTimes::default(),
+            spans: Spans::default(),
             config,
         })
     }

@@ -6,7 +6,7 @@ use megaburn::{
     cuda::libraries::num_gpus,
     report::{
         metrics::StepMetrics,
-        profile::{KernelClass, RankTrace, Summary, Trace, read_chrome},
+        profile::{CallPlace, KernelClass, RankTrace, Summary, Trace, read_chrome},
     },
 };
 
@@ -148,7 +148,7 @@ fn two_gpus() -> Result<(), String> {
         let on_gpu = rank
             .calls
             .iter()
-            .filter(|call| call.group == "tp" && call.bytes > 0);
+            .filter(|call| call.place == CallPlace::Gpu && call.bytes > 0);
         check(on_gpu.count() > 10, || format!("{:?}", rank.calls))?;
         // Clocks agree: ranks do each step together.
         for ((_, mine), (_, theirs)) in trace.ranks[0].steps().zip(rank.steps()) {

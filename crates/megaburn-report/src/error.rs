@@ -25,3 +25,13 @@ pub enum ReportError {
     #[error("cannot draw the lengths of documents: {why}")]
     LengthPlot { why: String },
 }
+
+impl ReportError {
+    /// Whether a file that is read or written is not what it must be.
+    pub fn is_bad_input(&self) -> bool {
+        matches!(
+            self,
+            Self::Read { .. } | Self::NotATable { .. } | Self::NotATrace { .. }
+        )
+    }
+}

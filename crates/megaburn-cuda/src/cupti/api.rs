@@ -63,6 +63,7 @@ functions! {
     get_result_string: "cuptiGetResultString" (Code, *mut *const c_char);
     register_callbacks: "cuptiActivityRegisterCallbacks" (Requested, Completed);
     register_timestamp: "cuptiActivityRegisterTimestampCallback" (Timestamp);
+    get_timestamp: "cuptiGetTimestamp" (*mut u64);
     enable: "cuptiActivityEnable" (u32);
     disable: "cuptiActivityDisable" (u32);
     flush_all: "cuptiActivityFlushAll" (u32);

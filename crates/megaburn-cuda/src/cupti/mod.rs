@@ -26,6 +26,8 @@ const KINDS: [u32; 4] = [
 ];
 /// The length of a buffer, as in NVIDIA's examples.
 const BUFFER: usize = 8 << 20;
+/// How far a record may be outside of the trace by the clock that it has, in nanoseconds.
+const SLACK: u64 = 10_000_000_000;
 /// Delivers buffers that are not full, too: `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`.
 const FORCED: u32 = 1;
 
@@ -54,6 +56,11 @@ pub struct GpuActivity {
 #[derive(Debug)]
 pub struct GpuTrace {
     api: &'static Api,
+    clock: fn() -> u64,
+    /// When it began.
+    began: u64,
+    /// What to add to CUPTI's own clock to get that of the trace.
+    offset: i64,
 }
 
 impl GpuTrace {
@@ -73,15 +80,27 @@ impl GpuTrace {
             *delivered = Some(Delivered::default());
         }
         // A failure below ends the trace again.
-        let trace = Self { api };
+        let mut trace = Self {
+            api,
+            clock,
+            began: clock(),
+            offset: 0,
+        };
         if CLOCK.set(clock).is_ok() {
             // SAFETY: the function lives as long as the process, takes nothing and does not panic.
             let code = unsafe { (api.register_timestamp)(timestamp) };
-            api.check("cuptiActivityRegisterTimestampCallback", code)?;
+            if let Err(error) = api.check("cuptiActivityRegisterTimestampCallback", code) {
+                tracing::warn!("kernels are moved to the clock of the host: {error}");
+            }
             // SAFETY: the functions live as long as the process and follow CUPTI's contract.
             let code = unsafe { (api.register_callbacks)(requested, completed) };
             api.check("cuptiActivityRegisterCallbacks", code)?;
         }
+        let mut time = 0;
+        // SAFETY: the library writes the number through the pointer.
+        let code = unsafe { (api.get_timestamp)(&mut time) };
+        api.check("cuptiGetTimestamp", code)?;
+        trace.offset = (clock() as i64).wrapping_sub(time as i64);
         for kind in KINDS {
             // SAFETY: the kinds exist in all known versions.
             let code = unsafe { (api.enable)(kind) };
@@ -109,6 +128,16 @@ impl GpuTrace {
         let code = unsafe { (self.api.num_dropped)(std::ptr::null_mut(), 0, &mut dropped) };
         self.api.check("cuptiActivityGetNumDroppedRecords", code)?;
         let Delivered { mut work, .. } = delivered().take().unwrap_or_default();
+        // If CUPTI did not read the clock of the trace, the records have its own.
+        let last = (self.clock)() + SLACK;
+        let is_inside =
+            |work: &GpuWork| (self.began.saturating_sub(SLACK)..last).contains(&work.start);
+        if !work.get(work.len() / 2).is_none_or(is_inside) {
+            for work in &mut work {
+                work.start = work.start.wrapping_add_signed(self.offset);
+                work.end = work.end.wrapping_add_signed(self.offset);
+            }
+        }
         work.sort_by_key(|work| (work.start, work.end));
         Ok(GpuActivity { work, dropped })
     }

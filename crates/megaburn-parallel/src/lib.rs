@@ -46,6 +46,7 @@ extern crate self as megaburn_parallel;
 mod adapters;
 mod attention;
 mod block_observer;
+mod block_statistics;
 mod context;
 mod cross_entropy;
 mod display;
@@ -84,6 +85,7 @@ pub use attention::{
     RelativeBias, RelativeBiasConfig, SelfAttentionConfig,
 };
 pub use block_observer::{BlockObserver, BlockValues};
+pub use block_statistics::{BlockStatistics, CountedForward};
 pub use context::{
     ContextComm, ContextParallel, ContextShare, HybridContextParallel, PackedDocuments, Segment,
 };

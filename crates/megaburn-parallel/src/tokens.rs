@@ -4,6 +4,7 @@ use burn::{prelude::Int, tensor::Tensor};
 
 use crate::{
     block_observer::BlockObserver,
+    block_statistics::BlockStatistics,
     context::{ContextParallel, PackedDocuments},
     encoder_rows::EncoderRows,
     selective_save::SelectiveSave,
@@ -52,4 +53,6 @@ pub struct BatchContext {
     pub saved_attention: Option<SelectiveSave>,
     /// Keeps what each block computes; `None` keeps nothing.
     pub observer: Option<BlockObserver>,
+    /// Sums over what each block computes; `None` counts nothing.
+    pub statistics: Option<BlockStatistics>,
 }

@@ -164,6 +164,9 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         if let Some(report) = &mut self.report {
             report.step(&metrics)?;
             self.trainer.comment(&metrics, report);
+            if let Some(layers) = self.trainer.core_mut().layer_statistics.take() {
+                report.layers(metrics.step, layers)?;
+            }
         }
         let train = &self.config.train;
         if due(metrics.step, train.check_replicas_interval) {

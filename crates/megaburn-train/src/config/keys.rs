@@ -195,7 +195,8 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Neutral,
         "log",
-        "tensorboard csv wandb wandb_project prometheus_port prometheus_host",
+        "tensorboard csv wandb wandb_project prometheus_port prometheus_host \
+         layer_statistics_interval",
     ),
     (
         Neutral,

@@ -124,6 +124,7 @@ impl<T: TrainTask> ModelTrainer<T> {
     pub(super) fn undiagnosed_step(&mut self) -> Result<StepMetrics, TrainError> {
         let started = Instant::now();
         let samples = self.core.next_batch().global_batch_size() as u64;
+        self.core.begin_layer_statistics();
         let (totals, factor) = self.forward_backward(true)?;
 
         // Sum the gradients over the ranks; make them means over items.
@@ -132,6 +133,7 @@ impl<T: TrainTask> ModelTrainer<T> {
         let work = totals.work_over(&self.core.groups.batch)?;
         let num_items = work.num_items;
         self.core.grads.scale(1.0 / (factor * num_items.max(1.0)));
+        let counted = self.core.count_gradients()?;
         let norm = self.core.grads.norm()?;
         let sums = totals.sum_over(&self.core.groups.batch, &self.core.device)?;
         drop(reduce);
@@ -152,6 +154,7 @@ impl<T: TrainTask> ModelTrainer<T> {
         let agreed = self.core.check_ranks_agree(outcome, started.elapsed())?;
         self.core.advance(samples, num_items as u64, outcome)?;
         let params_norm = self.core.params_norm()?;
+        self.core.end_layer_statistics(counted)?;
 
         let Outcome {
             loss,

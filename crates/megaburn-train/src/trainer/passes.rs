@@ -6,7 +6,7 @@ use burn::{
 };
 use megaburn_data::Samples;
 use megaburn_models::Decoder;
-use megaburn_parallel::{BatchContext, Residual};
+use megaburn_parallel::{BatchContext, BlockStatistics, Residual};
 use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor, StageLayers};
 use megaburn_report::profile::Range;
 
@@ -74,7 +74,7 @@ impl StageExecutor for Training<'_> {
             losses,
             factor,
             binary_factor,
-            ..
+            reduce_scope,
         } = self;
         trainer.core.groups.world.pulse().beat();
         let model = trainer.model_in_flight();
@@ -92,7 +92,11 @@ impl StageExecutor for Training<'_> {
         let batch = trainer.needs_batch(layers).then(batch).transpose()?;
         drop(reading);
         let block = || trainer.token_block(pass.micro_batch);
+        let statistics = trainer.core.block_statistics.clone();
+        let statistics = statistics.filter(|_| *reduce_scope == ReduceScope::DataParallel);
+        let _counted = statistics.as_ref().map(BlockStatistics::forward);
         let context = BatchContext {
+            statistics,
             loss_factor: Some(factor.unwrap_or(1.0)),
             // There is no dropout with hybrid context parallelism.
             block: trainer.hybrid.is_none().then(block),

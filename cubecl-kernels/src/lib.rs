@@ -44,6 +44,7 @@ mod attention;
 mod bias;
 mod cross_entropy;
 mod dropout;
+mod element_sums;
 mod embedding;
 mod error;
 mod gemm_ops;
@@ -76,6 +77,7 @@ pub use attention::{
 pub use bias::{Bias, add_bias, add_positions};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
 pub use dropout::{DropoutKey, bias_dropout_add, dropout};
+pub use element_sums::{ElementSums, PendingSums};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
 pub use gemm_ops::GemmAlgorithm;

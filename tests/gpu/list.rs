@@ -6,7 +6,7 @@ use megaburn_kernel_tests as kernels;
 
 use crate::{
     collectives, contexts, disagreements, experts, failures, fixtures, fp8, held, interop,
-    launches, layouts, offload, pipelines, ranks, regions, saves, steps, zero,
+    launches, layouts, offload, pipelines, profiles, ranks, regions, saves, steps, zero,
 };
 use megaburn_test_support::task_pool::TaskSize;
 
@@ -16,7 +16,7 @@ pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
 pub(crate) type GroupTest = (&'static str, GroupBody);
 type GroupBody = fn(&Group) -> Result<(), String>;
 
-const TESTS: [(&str, &[Test]); 9] = [
+const TESTS: [(&str, &[Test]); 10] = [
     ("interop", interop::TESTS),
     ("fixtures", fixtures::TESTS),
     ("fp8", fp8::TESTS),
@@ -24,6 +24,7 @@ const TESTS: [(&str, &[Test]); 9] = [
     ("launches", launches::TESTS),
     ("steps", steps::TESTS),
     ("offload", offload::TESTS),
+    ("profiles", profiles::TESTS),
     ("saves", saves::TESTS),
     ("failures", failures::TESTS),
 ];
@@ -41,7 +42,7 @@ const GROUP_TESTS: [(&str, &[GroupTest]); 10] = [
 ];
 
 /// Tests that measure time limits or the total memory of the GPUs, by prefix of their names.
-const ALONE: [&str; 2] = ["failures::", "disagreements::"];
+const ALONE: [&str; 3] = ["failures::", "disagreements::", "profiles::"];
 
 /// Tests whose cases are distributed over several processes: prefix of their names, and number of
 /// processes. They compile hundreds of kernels or train dozens of models, and call `kernels::part`

@@ -24,6 +24,7 @@ mod layouts;
 mod list;
 mod offload;
 mod pipelines;
+mod profiles;
 mod ranks;
 mod regions;
 mod rows;

@@ -8,6 +8,7 @@
 //! | `backward_from` | starting a backward pass from a given output gradient |
 //! | `detached_output` | the end of a pipeline stage's graph, whose gradient comes from another rank |
 //! | `checkpoint_operands` | the operands of a function that backward recomputes in a graph of its own |
+//! | `observed` | the gradient of a tensor inside a graph, for a comparison |
 //! | `main_grad` | f32 sums of weight gradients outside of Burn's `Gradients`, with hooks; weights from a source |
 //! | `bucket_slice` | main gradients in slices of a larger buffer |
 //! | `wgrad_queue` | weight gradients that a backward pass leaves for later |
@@ -54,6 +55,7 @@ mod fused_op;
 mod into_primitive;
 mod main_grad;
 mod multi_output;
+mod observed;
 mod overlapped_wgrads;
 mod recompute_fn;
 #[cfg(any(test, feature = "testing"))]
@@ -70,6 +72,7 @@ pub use fused_op::{FusedOp, InputGrads, OnEveryBackend, fused, optional, with_au
 pub use into_primitive::IntoPrimitive;
 pub use main_grad::{AccumTarget, LinearPass, MainGrad, read_weight};
 pub use multi_output::{MultiOutputOnEveryBackend, MultiOutputOp, fused_outputs};
+pub use observed::{FoundGradient, observed};
 pub use overlapped_wgrads::OverlappedWgrads;
 pub use recompute_fn::{RecomputeFn, SavedInput};
 pub use wgrad_queue::{WgradQueue, run_or_defer, without_deferral};

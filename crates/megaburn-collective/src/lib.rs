@@ -53,6 +53,7 @@ mod sync;
 mod tcp;
 pub mod tensors;
 mod threads;
+mod traced;
 mod transport;
 
 pub use activity::Quiet;
@@ -69,3 +70,4 @@ pub use process_groups::ProcessGroups;
 pub use recorder::{FlightRecord, FlightState};
 pub use shards::{GroupShards, ParamShards, ShardsError, shard_of};
 pub use tcp::{ConnectOptions, JobToken, RankEnv, connect, free_port, report_start_failure};
+pub use traced::TracedCall;

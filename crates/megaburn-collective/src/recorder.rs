@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use crate::call::Call;
+use crate::{call::Call, traced::CallTrace};
 
 /// The progress of a recorded collective.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +46,8 @@ impl fmt::Display for FlightRecord {
 #[derive(Debug, Default)]
 pub(crate) struct FlightRecorder {
     records: Mutex<(u64, VecDeque<FlightRecord>)>,
+    /// The same calls while a profile is recorded.
+    pub(crate) trace: CallTrace,
 }
 
 impl FlightRecorder {
@@ -55,6 +57,16 @@ impl FlightRecorder {
     const MOST: usize = 1024;
 
     pub(crate) fn start(&self, group: &str, call: &Call) -> u64 {
+        self.record(group, call, false)
+    }
+
+    /// As [`start`](Self::start), for a call that a GPU runs.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn start_on_gpu(&self, group: &str, call: &Call) -> u64 {
+        self.record(group, call, true)
+    }
+
+    fn record(&self, group: &str, call: &Call, is_on_gpu: bool) -> u64 {
         let mut records = self.lock();
         let (next, queue) = &mut *records;
         let id = *next;
@@ -73,10 +85,14 @@ impl FlightRecorder {
             started: Instant::now(),
             id,
         });
+        self.trace.start(id, group, call, is_on_gpu);
         id
     }
 
     pub(crate) fn finish(&self, id: u64, failure: Option<String>) {
+        if failure.is_none() {
+            self.trace.finish(id);
+        }
         let mut records = self.lock();
         // Search from the back: the call that ends is nearly always the latest.
         if let Some(record) = records.1.iter_mut().rev().find(|record| record.id == id) {

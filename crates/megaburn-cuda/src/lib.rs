@@ -22,6 +22,7 @@ pub mod addresses;
 mod async_op;
 mod context;
 pub mod cudnn;
+pub mod cupti;
 mod error;
 pub mod events;
 #[cfg(feature = "fusion")]

@@ -83,9 +83,9 @@ impl GradientAccumulator {
 }
 
 /// Values by path, for the parameters that this rank holds in full.
-struct Params<'a> {
-    sharding: &'a Sharding,
-    values: BTreeMap<String, Tensor<1>>,
+pub(crate) struct Params<'a> {
+    pub(crate) sharding: &'a Sharding,
+    pub(crate) values: BTreeMap<String, Tensor<1>>,
 }
 
 impl FloatVisitor for Params<'_> {

@@ -36,6 +36,7 @@ mod burn_optimizers;
 mod clip;
 mod device_scalar;
 mod dtype;
+mod element_statistics;
 mod error;
 mod finite_weights;
 mod full_weights;

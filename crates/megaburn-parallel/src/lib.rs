@@ -45,6 +45,8 @@ extern crate self as megaburn_parallel;
 
 mod adapters;
 mod attention;
+mod block_observer;
+mod block_statistics;
 mod context;
 mod cross_entropy;
 mod display;
@@ -82,6 +84,8 @@ pub use attention::{
     CrossAttentionConfig, MultiLatentAttentionConfig, PositionTables, QkClip, QkNorm, QkNormKind,
     RelativeBias, RelativeBiasConfig, SelfAttentionConfig,
 };
+pub use block_observer::{BlockObserver, BlockValues};
+pub use block_statistics::{BlockStatistics, CountedForward};
 pub use context::{
     ContextComm, ContextParallel, ContextShare, HybridContextParallel, PackedDocuments, Segment,
 };

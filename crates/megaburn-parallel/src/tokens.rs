@@ -3,6 +3,8 @@ use std::sync::Arc;
 use burn::{prelude::Int, tensor::Tensor};
 
 use crate::{
+    block_observer::BlockObserver,
+    block_statistics::BlockStatistics,
     context::{ContextParallel, PackedDocuments},
     encoder_rows::EncoderRows,
     selective_save::SelectiveSave,
@@ -49,4 +51,8 @@ pub struct BatchContext {
     pub parallel: Option<ContextParallel>,
     /// In a recomputed region, the outputs of attention that it saves; `None` saves none.
     pub saved_attention: Option<SelectiveSave>,
+    /// Keeps what each block computes; `None` keeps nothing.
+    pub observer: Option<BlockObserver>,
+    /// Sums over what each block computes; `None` counts nothing.
+    pub statistics: Option<BlockStatistics>,
 }

@@ -18,8 +18,20 @@ pub enum ReportError {
     NotATable { path: PathBuf },
     #[error("cannot start a thread for the logs: {source}")]
     Thread { source: io::Error },
+    #[error("`{}` is not the trace of a profile of megaburn: {why}", path.display())]
+    NotATrace { path: PathBuf, why: String },
     #[error("cannot draw the loss curve: {why}")]
     Plot { why: String },
     #[error("cannot draw the lengths of documents: {why}")]
     LengthPlot { why: String },
+}
+
+impl ReportError {
+    /// Whether a file that is read or written is not what it must be.
+    pub fn is_bad_input(&self) -> bool {
+        matches!(
+            self,
+            Self::Read { .. } | Self::NotATable { .. } | Self::NotATrace { .. }
+        )
+    }
 }

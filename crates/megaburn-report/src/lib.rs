@@ -8,7 +8,7 @@
 //! - [`alerts`] tells a command or a webhook what happens to a run.
 //! - [`loss_plot`] plots the loss as SVG, [`length_plot`] the lengths of documents.
 //! - [`describe_layout`] describes a layout in a line.
-//! - [`profile::range`] names the parts of a step in NVIDIA's profilers.
+//! - [`profile`] records what ranks do in some steps, and says where the time went.
 //!
 //! ```
 //! use megaburn_report::{

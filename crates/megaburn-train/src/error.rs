@@ -264,10 +264,8 @@ impl TrainError {
             | Self::Pipeline(_)
             | Self::Ranks { .. }
             | Self::OtherThanInit { .. }
-            | Self::Read { .. }
-            | Self::Report(ReportError::Read { .. } | ReportError::NotATable { .. }) => {
-                Exit::BadInput
-            }
+            | Self::Read { .. } => Exit::BadInput,
+            Self::Report(error) if error.is_bad_input() => Exit::BadInput,
             Self::RunFolder(error) => error.exit(),
             Self::Write { .. } | Self::Report(_) | Self::Signals { .. } => Exit::Failed,
             Self::Save { source, .. } if source.is_not_finite() => Exit::NonFinite,

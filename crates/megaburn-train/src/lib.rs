@@ -23,6 +23,7 @@ mod mfu;
 mod monitor;
 mod pipeline;
 mod precision_line;
+mod profile;
 mod rank_run;
 mod ranks;
 mod report;

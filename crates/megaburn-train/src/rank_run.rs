@@ -9,6 +9,7 @@ use crate::{
     data::RunData,
     device::Devices,
     error::TrainError,
+    profile::Profiler,
     report::{Reporter, RunDescription, RunStart},
     run_folder::{RunFolder, RunShare},
     run_trainer::RunTrainer,
@@ -103,7 +104,9 @@ impl<T: RunTrainer> RankRun<'_, T> {
         }
         // An earlier start may have ended before everything was removed.
         trainer.core().continue_discarding();
+        let spans = trainer.core().spans.clone();
         TrainLoop {
+            profiler: Profiler::new(config, spans)?,
             config,
             groups,
             trainer,

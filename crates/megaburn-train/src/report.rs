@@ -4,6 +4,7 @@ mod decoder;
 mod end;
 mod logs;
 mod precision;
+mod profile;
 mod saved;
 mod stamp;
 mod start;
@@ -18,7 +19,10 @@ use megaburn_report::{
     console::Console,
     describe_layout,
     logs::Logs,
-    metrics::{EvalMetrics, Journal, MetricsWriter, OTHER_LINES, StepMetrics},
+    metrics::{
+        EvalMetrics, Journal, LayerStatistics, LayerStatisticsMetrics, MetricsWriter, OTHER_LINES,
+        StepMetrics,
+    },
 };
 
 use crate::{
@@ -278,6 +282,18 @@ impl<'a> Reporter<'a> {
         self.console.step(&metrics);
         self.logs.write(metrics);
         Ok(())
+    }
+
+    /// Records the statistics of the layers in a step.
+    pub(crate) fn layers(
+        &mut self,
+        step: u64,
+        layers: Vec<LayerStatistics>,
+    ) -> Result<(), TrainError> {
+        self.metrics.write_line(&LayerStatisticsMetrics {
+            layer_statistics: step,
+            layers,
+        })
     }
 
     /// Records a step whose update was not made: its line has nulls for non-finite numbers.

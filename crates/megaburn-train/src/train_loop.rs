@@ -14,11 +14,12 @@
 use std::ops::ControlFlow;
 
 use megaburn_collective::{Phase, PhaseGuard, ProcessGroups, Pulse, objects};
-use megaburn_report::metrics::EvalMetrics;
+use megaburn_report::{metrics::EvalMetrics, profile::Trace};
 
 use crate::{
     config::TrainConfig,
     error::TrainError,
+    profile::Profiler,
     report::Reporter,
     run_trainer::{RunTrainer, StopCheck},
     saves::{SavedCheckpoint, Saves},
@@ -39,6 +40,7 @@ pub(crate) struct TrainLoop<'a, T> {
     pub(crate) state: Option<StateFile>,
     pub(crate) saves: Saves,
     pub(crate) stored: StoredCheckpoints,
+    pub(crate) profiler: Profiler,
     /// Whether this start has done a step.
     pub(crate) has_trained: bool,
     /// Signals that this rank is alive, at each step.
@@ -148,16 +150,23 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         if let Some(report) = self.report.as_mut().filter(|_| self.has_trained) {
             self.trainer.announce(report);
         }
+        let core = self.trainer.core();
+        let number = core.progress().step + 1;
+        let stepping = self.profiler.step(number, core.world(), &core.device);
         let metrics = match self.trainer.try_step() {
             Ok(metrics) => metrics,
             Err(error) => return Err(self.failed(error)),
         };
+        drop(stepping);
         drop(self.starting.take());
         self.has_trained = true;
         self.pulse.beat();
         if let Some(report) = &mut self.report {
             report.step(&metrics)?;
             self.trainer.comment(&metrics, report);
+            if let Some(layers) = self.trainer.core_mut().layer_statistics.take() {
+                report.layers(metrics.step, layers)?;
+            }
         }
         let train = &self.config.train;
         if due(metrics.step, train.check_replicas_interval) {
@@ -173,7 +182,22 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         } else if self.saves.is_due(train, &self.trainer)? {
             self.save_at_interval()?;
         }
+        self.profile(number, stop.is_some())?;
         Ok(stop)
+    }
+
+    /// Ends the profile if step `step` was its last one, or the run ends.
+    fn profile(&mut self, step: u64, is_stopped: bool) -> Result<(), TrainError> {
+        let core = self.trainer.core();
+        let is_last = is_stopped || core.is_finished();
+        let trace = self.profiler.finish(step, is_last, core.world())?;
+        if let (Some(trace), Some(report)) = (trace, &mut self.report) {
+            // The other ranks wait while rank 0 writes it.
+            let _saving = self.groups.world.phase(Phase::Save);
+            let layout = core.layout().to_string();
+            report.profile(Trace { layout, ..trace })?;
+        }
+        Ok(())
     }
 
     /// Records a non-finite step before its diagnosis, because the diagnosis may fail.
@@ -209,6 +233,7 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
     /// Saves at an interval. With `train.async_save`, a save that is due while another is being
     /// written waits for it.
     fn save_at_interval(&mut self) -> Result<(), TrainError> {
+        let _range = self.profiler.range("save");
         let _saving = self.groups.world.phase(Phase::Save);
         let written = self.saves.finish(&self.trainer)?;
         self.record_saved(written)?;
@@ -288,6 +313,7 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
     /// Evaluates and reports the result, or returns the reason if the run is stopped in the
     /// meantime.
     fn evaluate(&mut self) -> Result<Evaluated, TrainError> {
+        let _range = self.profiler.range("evaluate");
         let evals = self.unless_stopped(|stop| self.trainer.evaluate_unless(stop))?;
         if let (Some(report), ControlFlow::Continue(evals)) = (&mut self.report, &evals) {
             report.eval(evals)?;

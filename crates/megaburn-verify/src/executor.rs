@@ -66,7 +66,13 @@ impl StageExecutor for VerifyExecutor<'_> {
     ) -> Result<Output, TrainError> {
         let model = self.model;
         let batch = self.context.clone();
-        let x = input.unwrap_or_else(|| model.embed(self.tokens.clone(), &batch));
+        let x = input.unwrap_or_else(|| {
+            let x = model.embed(self.tokens.clone(), &batch);
+            match &batch.observer {
+                Some(observer) => observer.observe(None, x),
+                None => x,
+            }
+        });
         let x = model.forward_stage(pass.chunk, x, &batch);
         if !model.stages()[pass.chunk].loss {
             return Ok(Output::Stream(x.sum()));

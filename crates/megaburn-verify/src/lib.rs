@@ -4,7 +4,7 @@
 //! A [`Reference`] is a model and a batch with what `transformers` computes on it, as
 //! `tests/tools/hf_reference.py` writes it. [`verify`] runs a layout on both and returns a
 //! [`Report`]. The model, gradients and optimizer are built by the trainer's own function, so its
-//! way is compared.
+//! way is compared. [`verify_activations`] names the first block that differs from one rank's.
 //!
 //! ```
 //! use std::path::Path;
@@ -26,6 +26,7 @@
 // These macros panic if their output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod activations;
 mod collect;
 mod decoder_inputs;
 mod encoder_inputs;
@@ -40,6 +41,9 @@ use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankEnv};
 use megaburn_mesh::Layout;
 use megaburn_train::{TrainError, config::Dtype, device::Devices, run_ranks};
 
+pub use activations::{
+    ActivationReport, BlockDifference, verify_activations, verify_activations_of,
+};
 use collect::collect;
 use gradients::compare_gradients;
 use rank::VerifyRank;

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use burn::{
     module::Module,
     prelude::{Device, Int},
@@ -10,7 +12,7 @@ use megaburn_models::{
     decoder::{ModelOptions, MtpTargets, StageLosses},
 };
 use megaburn_optim::{GradientAccumulator, Optimizer};
-use megaburn_parallel::BatchContext;
+use megaburn_parallel::{BatchContext, BlockObserver, BlockValues};
 use megaburn_pipeline::{P2pSpec, run};
 use megaburn_train::{
     Pipeline, TrainError, TrainState, TrainStateConfig,
@@ -50,7 +52,10 @@ pub(crate) struct RankResult {
 }
 
 /// This rank's part of `[B, S, ..]`, as `[S / cp, B / dp, ..]`.
-fn share<const D: usize, K: Basic>(all: Tensor<D, K>, groups: &ProcessGroups) -> Tensor<D, K> {
+pub(crate) fn share<const D: usize, K: Basic>(
+    all: Tensor<D, K>,
+    groups: &ProcessGroups,
+) -> Tensor<D, K> {
     let samples = all.dims()[0] / groups.dp.size();
     let all = all
         .narrow(0, groups.dp.rank() * samples, samples)
@@ -154,6 +159,14 @@ impl<'a> VerifyRank<'a> {
             grads: first.expect("there is at least one step"),
             losses,
         })
+    }
+
+    /// What each block of this rank computes: its output, and the gradient of its output.
+    pub(crate) fn blocks(mut self) -> Result<BTreeMap<Option<usize>, BlockValues>, TrainError> {
+        let observer = BlockObserver::default();
+        self.context.observer = Some(observer.clone());
+        self.backward()?;
+        Ok(observer.take())
     }
 
     fn logits_difference(&self) -> Result<Option<f64>, TrainError> {

@@ -1,5 +1,6 @@
 //! Models of Hugging Face, PyTorch and torchtitan: conversion, verification, generation.
 
+mod activations;
 mod foreign;
 mod fp8;
 pub(crate) mod generate;

@@ -3,4 +3,5 @@
 mod configs;
 mod layouts;
 mod model;
+mod profile;
 mod resume;

@@ -10,6 +10,7 @@ mod logs;
 mod megatron;
 pub(crate) mod output;
 pub(crate) mod processes;
+mod profile;
 pub(crate) mod resume;
 pub(crate) mod run_folder;
 mod stored;

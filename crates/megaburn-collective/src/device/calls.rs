@@ -185,7 +185,7 @@ impl NcclGroup {
         let Some(link) = &control.0.link else {
             return Err(control.bad_argument(call, "a group of one has no peers"));
         };
-        let id = link.recorder.start(control.name(), call);
+        let id = link.recorder.start_on_gpu(control.name(), call);
         let label = Label::new(id, format!("group {}: {call}", control.name()));
         make(label).map_err(|error| {
             let error = control.cuda_error(call, &error);

@@ -115,6 +115,13 @@ impl Machine {
         unique(folders.filter(|folder| folder.is_dir()))
     }
 
+    /// The files named `library` in this folder of the CUDA toolkits.
+    pub(crate) fn files_in_toolkits(&self, folder: &str, library: &str) -> Vec<PathBuf> {
+        let toolkits = self.toolkits().into_iter();
+        let files = toolkits.map(|toolkit| toolkit.join(folder).join(library));
+        unique(files.filter(|file| file.is_file()))
+    }
+
     /// The files named `library` in [`Self::folders`]. A file that several links lead to is listed
     /// once.
     pub(crate) fn files(&self, library: &str, wheels: &[&str]) -> Vec<PathBuf> {

@@ -13,8 +13,19 @@ use super::{Block, Decoder, block_inputs::BlockInputs, rotary::Ropes};
 /// the model.
 #[derive(Module, Debug)]
 struct RecomputedBlocks {
+    /// The number of the first block.
+    #[module(skip)]
+    first: usize,
     blocks: Vec<Block>,
     bias: Option<RelativeBias>,
+}
+
+/// The stream after block `number`, which is counted if the run asks for statistics.
+fn counted(number: usize, x: Residual, batch: &BatchContext) -> Residual {
+    if let Some(statistics) = &batch.statistics {
+        statistics.add(number, &x);
+    }
+    x
 }
 
 impl Decoder {
@@ -49,9 +60,11 @@ impl Decoder {
             // If the loss follows, backward starts with this segment at once, so offloading it
             // would not pay.
             let keep_on_device = segment.blocks.end == stage.layers.end && stage.loss;
+            let numbers = segment.blocks.clone();
             let blocks = self.blocks_at(segment.blocks);
             x = if segment.recomputed {
                 let recomputed = RecomputedBlocks {
+                    first: numbers.start,
                     blocks: blocks.cloned().collect(),
                     bias: bias.cloned(),
                 };
@@ -72,7 +85,14 @@ impl Decoder {
                     memory: memory.as_ref(),
                     batch,
                 };
-                blocks.fold(x, |x, block| block.forward(x, inputs))
+                let numbered = numbers.zip(blocks);
+                numbered.fold(x, |x, (number, block)| {
+                    let x = counted(number, block.forward(x, inputs), batch);
+                    match &batch.observer {
+                        Some(observer) => observer.observe_residual(number, x),
+                        None => x,
+                    }
+                })
             };
         }
         x
@@ -104,8 +124,10 @@ impl Decoder {
                     memory: memory.as_ref(),
                     batch: &batch,
                 };
-                let blocks = recomputed.blocks.iter();
-                blocks.fold(x, |x, block| block.forward(x, inputs))
+                let blocks = (recomputed.first..).zip(&recomputed.blocks);
+                blocks.fold(x, |x, (number, block)| {
+                    counted(number, block.forward(x, inputs), &batch)
+                })
             };
         let x = if recompute.offload {
             let offload = &self.parts.offload;

@@ -11,8 +11,8 @@ pub(super) enum Line {
     Record(Box<MetricsRecord>),
     /// A start of the run with this id.
     Start { run_id: String },
-    /// A checkpoint of this step was saved or uploaded.
-    Checkpoint { step: u64 },
+    /// A checkpoint of this step was saved or uploaded, or the statistics of its layers.
+    OfStep { step: u64 },
     /// Another JSON object: from a later version, or the user's own.
     Other,
     /// One of our lines, cut off when the process died, or only white space.
@@ -22,11 +22,12 @@ pub(super) enum Line {
 }
 
 /// The prefixes of the lines that runs write.
-const OURS: [&[u8]; 4] = [
+const OURS: [&[u8]; 5] = [
     b"{\"step\":",
     b"{\"start\":",
     b"{\"checkpoint\":",
     b"{\"stored_checkpoint\":",
+    b"{\"layer_statistics\":",
 ];
 
 impl Line {
@@ -45,9 +46,10 @@ impl Line {
             let record = MetricsRecord::from_value(value);
             return record.map_or(Self::Foreign, |record| Self::Record(Box::new(record)));
         }
-        let saved = value.get("checkpoint").or(value.get("stored_checkpoint"));
-        if let Some(step) = saved.and_then(Value::as_u64) {
-            return Self::Checkpoint { step };
+        let of_step = ["checkpoint", "stored_checkpoint", "layer_statistics"];
+        let mut steps = of_step.iter().filter_map(|name| value.get(name));
+        if let Some(step) = steps.next().and_then(Value::as_u64) {
+            return Self::OfStep { step };
         }
         let run_id = value
             .get("run_id")
@@ -69,8 +71,9 @@ mod tests {
     #[rstest]
     #[case("{\"step\":1,\"eval_loss\":2.0}\n", Line::Record(Box::new(example_eval(1, 2.0).into())))]
     #[case("{\"start\":1,\"run_id\":\"1f\"}\n", Line::Start { run_id: "1f".into() })]
-    #[case("{\"checkpoint\":7,\"seconds\":0.5}\n", Line::Checkpoint { step: 7 })]
-    #[case("{\"stored_checkpoint\":7,\"url\":\"s3://b/a\"}\n", Line::Checkpoint { step: 7 })]
+    #[case("{\"checkpoint\":7,\"seconds\":0.5}\n", Line::OfStep { step: 7 })]
+    #[case("{\"stored_checkpoint\":7,\"url\":\"s3://b/a\"}\n", Line::OfStep { step: 7 })]
+    #[case("{\"layer_statistics\":7,\"layers\":[]}\n", Line::OfStep { step: 7 })]
     #[case("{\"stored_ch", Line::Torn)]
     #[case("{\"checkpoint\":\"mine\"}\n", Line::Other)]
     #[case("{\"checkpo", Line::Torn)]

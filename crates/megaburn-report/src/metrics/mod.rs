@@ -2,6 +2,7 @@
 
 mod experts;
 mod journal;
+mod layers;
 mod line;
 mod precision;
 mod reader;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 pub use experts::ExpertMetrics;
 pub use journal::Journal;
+pub use layers::{LayerStatistics, LayerStatisticsMetrics, TensorStatistics};
 pub use precision::{FallbackMetrics, LayerQuantization, MatrixQuantization, PrecisionMetrics};
 pub use reader::read_metrics;
 pub use writer::{EvaluatedStep, FoundLines, MetricsWriter, OTHER_LINES};

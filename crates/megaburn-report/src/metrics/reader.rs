@@ -16,9 +16,7 @@ pub fn read_metrics(path: impl AsRef<Path>) -> Result<Vec<MetricsRecord>, Report
     })?;
     let record = |line: &[u8]| match Line::parse(line) {
         Line::Record(record) => Some(*record),
-        Line::Start { .. } | Line::Checkpoint { .. } | Line::Other | Line::Torn | Line::Foreign => {
-            None
-        }
+        Line::Start { .. } | Line::OfStep { .. } | Line::Other | Line::Torn | Line::Foreign => None,
     };
     Ok(bytes
         .split_inclusive(|&byte| byte == b'\n')

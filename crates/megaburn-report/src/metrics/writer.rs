@@ -250,7 +250,7 @@ fn copy_through(
                 found.starts += u64::from(other == run_id);
                 other == run_id
             }
-            Line::Checkpoint { step: saved } => saved <= step,
+            Line::OfStep { step: saved } => saved <= step,
             Line::Other => true,
             Line::Torn => false,
             Line::Foreign => {

@@ -49,6 +49,7 @@ impl TrainConfig {
             ("moe", self.moe.conditions()),
             ("log", self.log.conditions()),
             ("alerts", self.alerts.conditions()),
+            ("profile", self.profile.conditions(self.train.steps)),
         ];
         // What TOML cannot hold is refused before.
         let [mine, default] =

@@ -195,13 +195,15 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (
         Neutral,
         "log",
-        "tensorboard csv wandb wandb_project prometheus_port prometheus_host",
+        "tensorboard csv wandb wandb_project prometheus_port prometheus_host \
+         layer_statistics_interval",
     ),
     (
         Neutral,
         "alerts",
         "command webhook on loss_spike stall_seconds",
     ),
+    (Neutral, "profile", "steps"),
 ];
 
 impl Setting {

@@ -30,6 +30,10 @@ pub struct LogConfig {
     /// The address of rank 0's host on which it does so; `0.0.0.0` is all of them. Used with
     /// `prometheus_port`.
     pub prometheus_host: String,
+    /// Steps between lines of `metrics.jsonl` with the statistics of each layer: norm, root mean
+    /// square, largest magnitude and shares of zeros and of elements that are not finite, of
+    /// activations, gradients and weights. 0 writes none.
+    pub layer_statistics_interval: u64,
 }
 
 impl Default for LogConfig {
@@ -41,6 +45,7 @@ impl Default for LogConfig {
             wandb_project: "megaburn".into(),
             prometheus_port: None,
             prometheus_host: "0.0.0.0".into(),
+            layer_statistics_interval: 0,
         }
     }
 }

@@ -62,6 +62,7 @@ mod precision;
 mod precision_fallback;
 mod precision_layouts;
 mod precision_schedule;
+mod profile;
 mod ranges;
 mod recompute;
 mod reference;
@@ -124,6 +125,7 @@ pub use precision::{
     AmaxCompute, Fp8Format, PrecisionConfig, PrecisionPhaseConfig, PrecisionRecipe,
 };
 pub use precision_fallback::PrecisionFallbackConfig;
+pub use profile::ProfileConfig;
 pub use recompute::{RecomputeConfig, RecomputeMethod, RecomputeModule};
 pub use reference::reference;
 pub(crate) use removed::drop_removed;
@@ -171,6 +173,9 @@ pub struct TrainConfig {
     /// `[alerts]`: a command or a webhook that hears of what happens to a run. What they do, and
     /// whether they fail, never changes the run.
     pub alerts: AlertsConfig,
+    /// `[profile]`: the steps whose work is recorded: what each rank's host and GPU did in them, as
+    /// a trace for Perfetto and as a table.
+    pub profile: ProfileConfig,
 }
 
 impl TrainConfig {

@@ -1,5 +1,5 @@
 //! The sections of a run whose model is not a decoder: `[run]`, `[parallel]`, `[train]`,
-//! `[optimizer]`, `[log]` and `[alerts]`.
+//! `[optimizer]`, `[log]`, `[alerts]` and `[profile]`.
 
 use megaburn_mesh::Layout;
 use serde_json::{Value as Json, json};
@@ -15,8 +15,15 @@ use super::{
 use crate::{device::Devices, error::TrainError};
 
 /// The sections that every run has.
-pub(crate) const RUN_SECTIONS: [&str; 6] =
-    ["run", "parallel", "train", "optimizer", "log", "alerts"];
+pub(crate) const RUN_SECTIONS: [&str; 7] = [
+    "run",
+    "parallel",
+    "train",
+    "optimizer",
+    "log",
+    "alerts",
+    "profile",
+];
 
 /// The keys of these sections that only a decoder has a use for.
 const OF_DECODERS: &[&str] = &[

@@ -193,6 +193,7 @@ mod tests {
             "generate",
             "log",
             "alerts",
+            "profile",
         ];
         for Range { key, .. } in RANGES.iter() {
             let section = key.split('.').next().unwrap();

@@ -94,6 +94,7 @@ mod tests {
             ("generate", fields::<GenerateConfig>()),
             ("log", fields::<LogConfig>()),
             ("alerts", fields::<AlertsConfig>()),
+            ("profile", fields::<ProfileConfig>()),
         ];
         let mut real: Vec<String> = sections
             .into_iter()

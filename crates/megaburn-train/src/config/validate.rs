@@ -40,12 +40,14 @@ impl TrainConfig {
         self.validate_logs()
     }
 
-    /// Refuses values of `[log]` and `[alerts]` that no run can use.
+    /// Refuses values of `[log]`, `[alerts]` and `[profile]` that no run can use.
     pub(super) fn validate_logs(&self) -> Result<(), TrainError> {
         ranges::check("log", &self.log)?;
         self.log.validate()?;
         ranges::check("alerts", &self.alerts)?;
-        self.alerts.validate()
+        self.alerts.validate()?;
+        ranges::check("profile", &self.profile)?;
+        self.profile.validate()
     }
 
     /// Refuses to send weights in FP8 where the optimizer continues from the weights themselves.

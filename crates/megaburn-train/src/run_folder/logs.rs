@@ -1,9 +1,12 @@
-//! The folders of logs for other programs, which those programs may write into too.
+//! The folders of profiles and of logs for other programs, which those programs may write into too.
 
 use std::{fs, path::Path};
 
 use megaburn_checkpoint::{TMP, leftover_of};
-use megaburn_report::logs::{is_event_file, is_run_file, is_run_folder};
+use megaburn_report::{
+    logs::{is_event_file, is_run_file, is_run_folder},
+    profile::{is_profile_file, is_profile_name},
+};
 
 use super::names::names_in;
 
@@ -26,6 +29,16 @@ pub(super) fn holds_only_runs(folder: &Path) -> bool {
             && names_in(&run).is_ok_and(|names| names.iter().all(is_log))
     };
     is_folder(folder) && names_in(folder).is_ok_and(|names| names.iter().all(is_run))
+}
+
+/// Whether `profile/` holds nothing but profiles.
+pub(super) fn holds_only_profiles(folder: &Path) -> bool {
+    let is_ours = |name: &String| {
+        let half_written =
+            leftover_of(name).is_some_and(|(of, suffix)| suffix == TMP && is_profile_name(of));
+        half_written || is_profile_file(&folder.join(name))
+    };
+    is_folder(folder) && names_in(folder).is_ok_and(|names| names.iter().all(is_ours))
 }
 
 fn is_folder(path: &Path) -> bool {

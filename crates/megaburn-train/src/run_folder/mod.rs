@@ -13,6 +13,7 @@
 //!   loss.svg              the plot of the loss
 //!   metrics.csv, evaluations.csv, tensorboard/, wandb/
 //!                         the same for other programs, with `[log]`
+//!   profile/              profiles, with `[profile]`
 //!   hf/                   the small files of the model: tokenizer, generation_config.json
 //!   checkpoints/step-…    checkpoints
 //!   before-…/             runs that --fresh set aside; removed once there is a checkpoint

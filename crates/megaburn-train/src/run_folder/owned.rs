@@ -7,12 +7,13 @@ use megaburn_models::assets::ASSETS;
 use megaburn_report::{
     logs::{EVALUATIONS_CSV, STEPS_CSV, TENSORBOARD, WANDB, is_table_or_absent},
     metrics::OTHER_LINES,
+    profile::PROFILES,
 };
 
 use super::{
     assets, config_file,
     lock::is_lock,
-    logs::{holds_only_events, holds_only_runs},
+    logs::{holds_only_events, holds_only_profiles, holds_only_runs},
     names::{
         CHECKPOINTS, CONFIG, LOCK, MARKER, METRICS, PICTURE, RESOLVED_CONFIG, STATE, is_numbered,
     },
@@ -35,6 +36,8 @@ pub(super) enum Proof {
     EventFiles,
     /// By its content: it holds nothing but offline runs of Weights & Biases.
     OfflineRuns,
+    /// By its content: it holds nothing but profiles.
+    Profiles,
     /// By the manifest of each checkpoint in it, which names the run.
     Manifests,
     /// Never: it holds lines that others wrote.
@@ -73,7 +76,7 @@ const fn owned(name: &'static str, proof: Proof, fresh: Fresh, is_old: bool) -> 
 
 /// The files and folders that a run creates under exactly these names; numbered names of the
 /// resolved configuration come in addition.
-const OWNED: [Owned; 14] = [
+const OWNED: [Owned; 15] = [
     owned(MARKER, Proof::Marker, Fresh::Stays, false),
     owned(LOCK, Proof::Lock, Fresh::Stays, true),
     owned(CONFIG, Proof::Signature, Fresh::Moves, true),
@@ -88,6 +91,7 @@ const OWNED: [Owned; 14] = [
     owned(EVALUATIONS_CSV, Proof::Columns, Fresh::Moves, false),
     owned(TENSORBOARD, Proof::EventFiles, Fresh::Moves, false),
     owned(WANDB, Proof::OfflineRuns, Fresh::Moves, false),
+    owned(PROFILES, Proof::Profiles, Fresh::Moves, false),
 ];
 
 impl Owned {
@@ -106,7 +110,11 @@ impl Owned {
     pub(super) fn may_be_taken(&self) -> bool {
         matches!(
             self.proof,
-            Proof::Signature | Proof::Columns | Proof::EventFiles | Proof::OfflineRuns
+            Proof::Signature
+                | Proof::Columns
+                | Proof::EventFiles
+                | Proof::OfflineRuns
+                | Proof::Profiles
         )
     }
 
@@ -114,7 +122,7 @@ impl Owned {
     pub(super) fn is_folder(&self) -> bool {
         matches!(
             self.proof,
-            Proof::Mark | Proof::EventFiles | Proof::OfflineRuns
+            Proof::Mark | Proof::EventFiles | Proof::OfflineRuns | Proof::Profiles
         )
     }
 
@@ -128,6 +136,7 @@ impl Owned {
             Proof::Mark => assets::is_ours(path),
             Proof::EventFiles => holds_only_events(path),
             Proof::OfflineRuns => holds_only_runs(path),
+            Proof::Profiles => holds_only_profiles(path),
             Proof::Manifests | Proof::None => false,
         }
     }

@@ -17,7 +17,8 @@ use crate::{
 };
 
 /// Collects the layers of a task's configuration, as [`ConfigLayers`] does for a decoder. What is not
-/// in `[run]`, `[parallel]`, `[train]`, `[optimizer]`, `[log]` or `[alerts]` belongs to the task.
+/// in `[run]`, `[parallel]`, `[train]`, `[optimizer]`, `[log]`, `[alerts]` or `[profile]` belongs to
+/// the task.
 #[derive(Clone, Debug, Default)]
 pub struct TaskLayers {
     run: ConfigLayers,

@@ -7,7 +7,7 @@ use burn::{
 use megaburn_data::EpochOrder;
 use megaburn_parallel::TokenBlock;
 use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor};
-use megaburn_report::profile::{Range, range};
+use megaburn_report::profile::Range;
 
 use super::{
     data::{MicroBatch, TrainData},
@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     error::TrainError,
+    profile::pass_range,
     trainer_core::{Progress, TrainerCore},
 };
 
@@ -56,7 +57,7 @@ impl<M: TrainModel> Training<'_, M> {
     }
 
     fn begin(&mut self, pass: MicroBatchStep) -> Range {
-        let backward = range("backward");
+        let backward = pass_range(&self.core.spans, "backward", pass);
         self.core.groups.world.pulse().beat();
         if self.reduces && self.core.config.parallel.overlap {
             self.core.grads.begin_micro_batch(pass.is_last);
@@ -83,8 +84,10 @@ impl<M: TrainModel> StageExecutor for Training<'_, M> {
         input: Option<Tensor<3>>,
     ) -> Result<Output, TrainError> {
         self.core.groups.world.pulse().beat();
+        let reading = pass_range(&self.core.spans, "data", pass);
         let batch = self.batch(pass)?;
-        let _forward = range("forward");
+        drop(reading);
+        let _forward = pass_range(&self.core.spans, "forward", pass);
         let model = self.core.model_in_flight();
         let stage = &self.stages[pass.chunk];
         let loss = match checked(model.forward_stage(stage, input, batch), stage, self.shape)? {

@@ -9,10 +9,7 @@ use megaburn_mesh::ShardPlan;
 use megaburn_optim::{DeviceScalar, GradNorm, LossScaler};
 use megaburn_parallel::lazy_params;
 use megaburn_pipeline::{P2pSpec, StageLayers, run};
-use megaburn_report::{
-    metrics::{EvalMetrics, StepMetrics},
-    profile::range,
-};
+use megaburn_report::metrics::{EvalMetrics, StepMetrics};
 
 use super::{
     config::TaskConfig,
@@ -127,14 +124,16 @@ impl<T: TrainTask> ModelTrainer<T> {
     pub(super) fn undiagnosed_step(&mut self) -> Result<StepMetrics, TrainError> {
         let started = Instant::now();
         let samples = self.core.next_batch().global_batch_size() as u64;
+        self.core.begin_layer_statistics();
         let (totals, factor) = self.forward_backward(true)?;
 
         // Sum the gradients over the ranks; make them means over items.
-        let reduce = range("reduce");
+        let reduce = self.core.spans.range("reduce");
         self.core.reduce_grads()?;
         let work = totals.work_over(&self.core.groups.batch)?;
         let num_items = work.num_items;
         self.core.grads.scale(1.0 / (factor * num_items.max(1.0)));
+        let counted = self.core.count_gradients()?;
         let norm = self.core.grads.norm()?;
         let sums = totals.sum_over(&self.core.groups.batch, &self.core.device)?;
         drop(reduce);
@@ -143,7 +142,7 @@ impl<T: TrainTask> ModelTrainer<T> {
         let rates = self.core.next_rates(samples);
         let num_zeros = self.core.num_zeros()?;
         self.core.grads.skip_if_not_finite(&sums.loss);
-        let update = range("update");
+        let update = self.core.spans.range("update");
         self.core.clip(&norm);
         self.core.update_weights(&rates)?;
         drop(update);
@@ -155,6 +154,7 @@ impl<T: TrainTask> ModelTrainer<T> {
         let agreed = self.core.check_ranks_agree(outcome, started.elapsed())?;
         self.core.advance(samples, num_items as u64, outcome)?;
         let params_norm = self.core.params_norm()?;
+        self.core.end_layer_statistics(counted)?;
 
         let Outcome {
             loss,

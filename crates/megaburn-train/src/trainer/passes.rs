@@ -6,12 +6,13 @@ use burn::{
 };
 use megaburn_data::Samples;
 use megaburn_models::Decoder;
-use megaburn_parallel::{BatchContext, Residual};
+use megaburn_parallel::{BatchContext, BlockStatistics, Residual};
 use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor, StageLayers};
-use megaburn_report::profile::{Range, range};
+use megaburn_report::profile::Range;
 
 use crate::{
     error::TrainError,
+    profile::pass_range,
     trainer::{Trainer, batch::Batch, hybrid_context::HybridContext, stats::Losses},
 };
 
@@ -39,7 +40,7 @@ pub(super) struct Training<'a> {
 
 impl Training<'_> {
     fn begin(&mut self, pass: MicroBatchStep) -> Range {
-        let backward = range("backward");
+        let backward = pass_range(&self.trainer.core.spans, "backward", pass);
         self.trainer.core.groups.world.pulse().beat();
         if self.reduce_scope == ReduceScope::DataParallel
             && self.trainer.core.config.parallel.overlap
@@ -73,7 +74,7 @@ impl StageExecutor for Training<'_> {
             losses,
             factor,
             binary_factor,
-            ..
+            reduce_scope,
         } = self;
         trainer.core.groups.world.pulse().beat();
         let model = trainer.model_in_flight();
@@ -87,15 +88,21 @@ impl StageExecutor for Training<'_> {
                 .collator()
                 .batch(&samples, samples.len(), inner_device)?)
         };
+        let reading = pass_range(&trainer.core.spans, "data", pass);
         let batch = trainer.needs_batch(layers).then(batch).transpose()?;
+        drop(reading);
         let block = || trainer.token_block(pass.micro_batch);
+        let statistics = trainer.core.block_statistics.clone();
+        let statistics = statistics.filter(|_| *reduce_scope == ReduceScope::DataParallel);
+        let _counted = statistics.as_ref().map(BlockStatistics::forward);
         let context = BatchContext {
+            statistics,
             loss_factor: Some(factor.unwrap_or(1.0)),
             // There is no dropout with hybrid context parallelism.
             block: trainer.hybrid.is_none().then(block),
             ..trainer.batch_context(batch.as_ref())
         };
-        let _forward = range("forward");
+        let _forward = pass_range(&trainer.core.spans, "forward", pass);
         let stream = forward_stage(model, pass.chunk, input, batch.as_ref(), &context);
         let Some(batch) = batch.filter(|_| layers.loss) else {
             return Ok(Output::Stream(stream.sum()));

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use megaburn_report::profile::range;
-
 use crate::{error::TrainError, trainer::Trainer, trainer_core::world_max};
 
 impl Trainer {
@@ -71,7 +69,7 @@ impl Trainer {
         if factors.is_empty() {
             return Ok(());
         }
-        let _clip = range("qk clip");
+        let _clip = self.core.spans.range("qk clip");
         let model = self.take_model();
         self.core.model = Some(self.core.optimizer.scale_features(
             model,

@@ -4,7 +4,7 @@ use megaburn_data::Sample;
 use megaburn_optim::{DeviceScalar, GradNorm, LossScaler};
 use megaburn_parallel::TokenBlock;
 use megaburn_pipeline::{P2pSpec, run};
-use megaburn_report::{metrics::StepMetrics, profile::range};
+use megaburn_report::metrics::StepMetrics;
 
 use crate::{
     error::TrainError,
@@ -41,10 +41,11 @@ impl Trainer {
         let samples = self.core.next_batch().global_batch_size() as u64;
 
         // Forward and backward over the micro-batches, in the schedule's order.
+        self.core.begin_layer_statistics();
         let (losses, loss_factor) = self.forward_backward(ReduceScope::DataParallel)?;
 
         // Sum the gradients over the ranks; make them means over tokens.
-        let reduce = range("reduce");
+        let reduce = self.core.spans.range("reduce");
         self.core.reduce_grads()?;
         let work = losses.work_over(&self.core.groups.batch)?;
         let Work {
@@ -54,6 +55,7 @@ impl Trainer {
             ..
         } = work;
         self.core.grads.scale(1.0 / (loss_factor * tokens.max(1.0)));
+        let counted = self.core.count_gradients()?;
         let norm = self.core.grads.norm()?;
         let StepLossTotals { loss, mtp, binary } =
             losses.sum_over(&self.core.groups.batch, &self.core.device)?;
@@ -80,6 +82,7 @@ impl Trainer {
         self.advance_scales(outcome.is_update)?;
         let precision = self.end_precision(outcome.is_update, agreed.loss)?;
         let params_norm = self.core.params_norm()?;
+        self.core.end_layer_statistics(counted)?;
         let experts = self.balance_experts(tokens, outcome.is_update)?;
 
         // Metrics.

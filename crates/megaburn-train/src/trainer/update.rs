@@ -1,7 +1,6 @@
 //! The update that ends a step.
 
 use megaburn_optim::GradNorm;
-use megaburn_report::profile::range;
 
 use crate::{
     error::TrainError,
@@ -17,7 +16,7 @@ impl Trainer {
         rates: &StepRates,
         norm: &GradNorm,
     ) -> Result<(), TrainError> {
-        let _update = range("update");
+        let _update = self.core.spans.range("update");
         self.core.clip(norm);
         let layers = self.own_layers();
         let wanted = self.weights_with_amaxes(&layers);

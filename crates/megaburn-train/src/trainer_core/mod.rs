@@ -9,6 +9,7 @@ mod discard;
 mod finite_weights;
 mod first_times;
 mod held_tensors;
+mod layer_statistics;
 mod load;
 mod newest;
 mod origin;
@@ -35,7 +36,11 @@ use megaburn_collective::{Group, ProcessGroups};
 use megaburn_data::GlobalBatch;
 use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_optim::{D2hCopy, GradientAccumulator, LossScaler, Optimizer, Sharding};
-use megaburn_report::metrics::EvalMetrics;
+use megaburn_parallel::BlockStatistics;
+use megaburn_report::{
+    metrics::{EvalMetrics, LayerStatistics},
+    profile::Spans,
+};
 
 use crate::{
     config::{Dtype, TrainConfig},
@@ -88,6 +93,12 @@ pub(crate) struct TrainerCore<M> {
     /// The thread that removes what `--fresh` set aside, on rank 0 once there is a checkpoint.
     discarding: RefCell<Option<Background<()>>>,
     pub(crate) first_times: FirstTimes,
+    /// Records the parts of steps while a profile is taken.
+    pub(crate) spans: Spans,
+    /// Counts activations in a step whose statistics are logged.
+    pub(crate) block_statistics: Option<BlockStatistics>,
+    /// The statistics of the layers in the last step, on rank 0 if they are logged.
+    pub(crate) layer_statistics: Option<Vec<LayerStatistics>>,
 }
 
 impl<M: Module> TrainerCore<M> {
@@ -138,6 +149,9 @@ impl<M: Module> TrainerCore<M> {
             copies_in_flight: Vec::new(),
             discarding: RefCell::new(None),
             first_times: FirstTimes::default(),
+            spans: Spans::default(),
+            block_statistics: None,
+            layer_statistics: None,
             config,
         })
     }

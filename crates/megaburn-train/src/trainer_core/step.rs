@@ -131,7 +131,9 @@ impl<M: Module> TrainerCore<M> {
         norm: &GradNorm,
         count: f64,
     ) -> Result<Outcome, TrainError> {
+        let wait = self.spans.range("wait");
         let outcome = self.outcome(loss, norm, count);
+        drop(wait);
         if !outcome.as_ref().is_ok_and(|outcome| outcome.is_update) {
             // The update detected this on the device and changed nothing.
             self.optimizer.revert_step_count();

@@ -13,6 +13,7 @@ mod interrupt;
 mod launch;
 mod plan;
 mod print;
+mod profile;
 mod task;
 mod tokenize;
 mod train;
@@ -113,6 +114,8 @@ enum Command {
     Plan(Box<plan::PlanArgs>),
     /// Say what a run, a checkpoint or a model is: sizes, layout, last step and loss.
     Info(info::InfoArgs),
+    /// Say where the time of a profiled step went, from the trace that `train --profile` wrote.
+    Profile(profile::ProfileArgs),
     /// Serve a page that shows runs while they train: curves, comparison, events, configurations.
     Watch(watch::WatchArgs),
     /// Encode text into data sets in Megatron-LM's format; inspect, merge and split them.
@@ -151,6 +154,7 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Verify(args) => args.run(),
         Command::Info(args) => done(args.run()),
         Command::Plan(args) => args.run(),
+        Command::Profile(args) => done(args.run()),
         Command::Watch(args) => args.run(),
         Command::Tokenize(args) => args.run(),
         Command::Launch(args) => args.run(),

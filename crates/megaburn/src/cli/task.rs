@@ -13,6 +13,7 @@ use super::{
     begin,
     device::{DeviceArg, launch_again},
     hint, print,
+    train::profile_setting,
 };
 
 /// Trains the model of `task`, as the flags of this process's command line say, and returns the exit
@@ -87,6 +88,10 @@ struct TaskArgs {
     /// Number of optimizer steps of the complete run, including those before a restart.
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
+    /// Record what each rank does in these steps, as a trace for Perfetto and as a table in the
+    /// folder `profile` of the run.
+    #[arg(long, value_name = "steps=FIRST-LAST")]
+    profile: Option<String>,
     /// Start a new run. An existing run in the folder is renamed to `before-TIME`, and removed when
     /// the new run has a checkpoint.
     #[arg(long)]
@@ -121,6 +126,7 @@ impl TaskArgs {
             self.ranks.map(|ranks| format!("parallel.ranks={ranks}")),
             self.device
                 .map(|device| format!("run.device={}", device.name())),
+            self.profile.as_deref().map(profile_setting),
         ];
         for text in flags.into_iter().flatten() {
             layers = layers.with_set(&text)?;

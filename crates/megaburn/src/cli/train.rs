@@ -48,6 +48,10 @@ pub struct TrainArgs {
     /// Number of optimizer steps of the complete run, including those before a restart.
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
+    /// Record what each rank does in these steps, as a trace for Perfetto and as a table in the
+    /// folder `profile` of the run.
+    #[arg(long, value_name = "steps=FIRST-LAST")]
+    pub profile: Option<String>,
     /// Start a new run. An existing run in the folder is renamed to `before-TIME`, and removed when
     /// the new run has a checkpoint.
     #[arg(long)]
@@ -96,6 +100,9 @@ impl TrainArgs {
         }
         if let Some(device) = self.device {
             layers = layers.with_set(&format!("run.device={}", device.name()))?;
+        }
+        if let Some(profile) = &self.profile {
+            layers = layers.with_set(&profile_setting(profile))?;
         }
         let config = layers.with_fresh(self.fresh).load()?;
         if let Some(ranks) = self.ranks {
@@ -158,6 +165,12 @@ impl TrainArgs {
         }
         Ok(Start::Here(Box::new(config)))
     }
+}
+
+/// The setting that `--profile` stands for.
+pub(super) fn profile_setting(text: &str) -> String {
+    let steps = text.strip_prefix("steps=").unwrap_or(text);
+    format!("profile.steps={steps:?}")
 }
 
 /// The role of this process in a training run.

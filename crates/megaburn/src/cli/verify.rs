@@ -20,7 +20,9 @@ use megaburn_train::{
     config::{CpComm, Dtype},
     device::{DeviceChoice, Devices},
 };
-use megaburn_verify::{Reference, Report, Tolerances, verify};
+use megaburn_verify::{
+    ActivationReport, Reference, Report, Tolerances, verify, verify_activations,
+};
 use serde_json::json;
 
 use super::{
@@ -43,6 +45,11 @@ pub(super) struct VerifyArgs {
     /// a2aN+p2p.
     #[arg(long, value_name = "WAY", default_value = "auto", value_parser = cp_comm)]
     cp_comm: CpComm,
+    /// Compare the output of each block and its gradient with one rank's, and name the first that
+    /// differs; also with the hidden states of Transformers, if the reference has them. A difference
+    /// is relative, and counts from --tol-grad on.
+    #[arg(long)]
+    activations: bool,
     /// Print only JSON on stdout: one object per line, for each layout or tensor.
     #[arg(long)]
     json: bool,
@@ -141,6 +148,26 @@ impl VerifyArgs {
             }
         }
         let mut ok = true;
+        let run = |layout: &Layout| {
+            let env = env.clone();
+            match self.activations {
+                false => {
+                    Compared::Model(verify(&reference, layout, dtype, &tolerances, devices, env))
+                }
+                true => Compared::Blocks(verify_activations(
+                    &reference,
+                    layout,
+                    dtype,
+                    &tolerances,
+                    devices,
+                    env,
+                )),
+            }
+        };
+        let refused = |text: &str, why: String| match self.activations {
+            false => Compared::Model(Report::refused(&reference, text, why)),
+            true => Compared::Blocks(ActivationReport::refused(&reference, text, why)),
+        };
         for (text, layout) in texts.iter().zip(layouts) {
             let report = match layout {
                 Ok(layout) if devices.need_processes(&layout, env.as_ref()) => {
@@ -149,30 +176,19 @@ impl VerifyArgs {
                             ok &= fine;
                             continue;
                         }
-                        Err(error) => Report::refused(&reference, text, error.to_string()),
+                        Err(error) => refused(text, error.to_string()),
                     }
                 }
-                Ok(layout) => verify(
-                    &reference,
-                    &layout,
-                    dtype,
-                    &tolerances,
-                    devices,
-                    env.clone(),
-                ),
-                Err(error) => Report::refused(&reference, text, error.to_string()),
+                Ok(layout) => run(&layout),
+                Err(error) => refused(text, error.to_string()),
             };
             if !is_first {
                 // The first rank prints. If another rank fails, the first rank has ended, too.
-                ok &= report.error.is_none();
+                ok &= report.error().is_none();
                 continue;
             }
-            ok &= report.ok;
-            if self.json {
-                print::result(json!(report))?
-            } else {
-                print::result(line(&report))?
-            }
+            ok &= report.is_ok();
+            print::result(report.text(self.json))?
         }
         Ok(ok)
     }
@@ -261,6 +277,37 @@ impl VerifyArgs {
             ))?;
         }
         Ok(found.is_identical())
+    }
+}
+
+/// What was found for one layout.
+enum Compared {
+    Model(Report),
+    Blocks(ActivationReport),
+}
+
+impl Compared {
+    fn error(&self) -> Option<&str> {
+        match self {
+            Self::Model(report) => report.error.as_deref(),
+            Self::Blocks(report) => report.error.as_deref(),
+        }
+    }
+
+    fn is_ok(&self) -> bool {
+        match self {
+            Self::Model(report) => report.ok,
+            Self::Blocks(report) => report.is_ok(),
+        }
+    }
+
+    fn text(&self, json: bool) -> String {
+        match self {
+            Self::Model(report) if json => json!(report).to_string(),
+            Self::Model(report) => line(report),
+            Self::Blocks(report) if json => json!(report).to_string(),
+            Self::Blocks(report) => report.to_string(),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod alerts;
 mod csv;
+mod layers;
 mod metrics;
 mod prometheus;
 mod tensorboard;

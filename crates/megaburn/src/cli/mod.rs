@@ -6,6 +6,7 @@ mod config;
 mod convert;
 mod data;
 mod device;
+mod doctor;
 mod generate;
 mod hint;
 mod info;
@@ -111,6 +112,9 @@ enum Command {
     /// Predict the memory, traffic, time and cost of a run before it starts; or draw a pipeline
     /// schedule.
     Plan(Box<plan::PlanArgs>),
+    /// Examine the hosts and GPUs of a job before it trains: versions, clocks, errors, rates,
+    /// bandwidths, the shared folder, limits. Alone or under a launcher.
+    Doctor(doctor::DoctorArgs),
     /// Say what a run, a checkpoint or a model is: sizes, layout, last step and loss.
     Info(info::InfoArgs),
     /// Serve a page that shows runs while they train: curves, comparison, events, configurations.
@@ -149,6 +153,7 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Config(command) => done(command.run()),
         Command::Data(command) => done(command.run()),
         Command::Verify(args) => args.run(),
+        Command::Doctor(args) => begin(|| args.run()),
         Command::Info(args) => done(args.run()),
         Command::Plan(args) => args.run(),
         Command::Watch(args) => args.run(),

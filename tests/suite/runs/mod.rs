@@ -4,6 +4,7 @@ pub(crate) mod changed_settings;
 mod checkpoints;
 pub(crate) mod child;
 mod dry_run;
+mod eval;
 mod hosts;
 mod info;
 mod logs;

@@ -7,6 +7,7 @@ mod convert;
 mod data;
 mod device;
 mod doctor;
+mod eval;
 mod generate;
 mod hint;
 mod info;
@@ -94,6 +95,8 @@ struct CommandLine {
 enum Command {
     /// Pre-train a model: on all GPUs, on threads of this process, or as one rank under a launcher.
     Train(Box<TrainArgs>),
+    /// Compute the loss and the perplexity of a model on named data sets, under any layout.
+    Eval(eval::EvalArgs),
     /// Continue prompts with a model.
     Generate(generate::GenerateArgs),
     /// Convert a model of Hugging Face or torchtitan to a checkpoint, a checkpoint to a Hugging Face
@@ -147,6 +150,7 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
     refuse_large_files_by_error();
     let code = match cli.command {
         Command::Train(args) => args.run(),
+        Command::Eval(args) => begin(|| args.run()),
         Command::Generate(args) => begin(|| args.run()),
         Command::Convert(command) => done(command.run()),
         Command::Checkpoint(command) => command.run(),

@@ -3,6 +3,7 @@
 pub(crate) mod changed_settings;
 mod checkpoints;
 pub(crate) mod child;
+mod command_line;
 mod dry_run;
 mod eval;
 mod hosts;
@@ -14,4 +15,5 @@ pub(crate) mod processes;
 pub(crate) mod resume;
 pub(crate) mod run_folder;
 mod stored;
+mod sweep;
 mod watch;

@@ -2,6 +2,7 @@
 
 mod burn_sources;
 mod checkpoint;
+mod completions;
 mod config;
 mod convert;
 mod data;
@@ -13,8 +14,10 @@ mod hint;
 mod info;
 mod interrupt;
 mod launch;
+mod man;
 mod plan;
 mod print;
+mod sweep;
 mod task;
 mod tokenize;
 mod train;
@@ -23,7 +26,7 @@ mod watch;
 
 use std::{ffi::OsString, fmt, process::ExitCode, sync::Arc};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use megaburn_launch::{launch_child, tie_to_launcher};
 use megaburn_models::{Family, families::ModelFamily};
 use megaburn_train::{Exit, TrainError};
@@ -110,6 +113,9 @@ enum Command {
     /// Describe the keys of a configuration, as a page or as a JSON schema for editors.
     #[command(subcommand)]
     Config(config::ConfigCommand),
+    /// Train the runs of a file, a grid or a list of settings, and compare them: a table, a picture, a
+    /// scaling law. A sweep that was cut off continues.
+    Sweep(sweep::SweepArgs),
     /// Compare layouts with reference results of Transformers, or two models tensor by tensor.
     Verify(verify::VerifyArgs),
     /// Predict the memory, traffic, time and cost of a run before it starts; or draw a pipeline
@@ -129,6 +135,10 @@ enum Command {
     Tokenize(tokenize::TokenizeArgs),
     /// Start a program as several ranks on this host, with torchrun's environment variables.
     Launch(launch::LaunchArgs),
+    /// Print a script that completes the commands, flags and choices of this program in a shell.
+    Completions(completions::CompletionsArgs),
+    /// Write a manual page of each command into a folder.
+    Man(man::ManArgs),
     /// The program through which `launch` starts each rank.
     #[command(hide = true, disable_help_flag = true)]
     LaunchChild {
@@ -161,8 +171,11 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Info(args) => done(args.run()),
         Command::Plan(args) => args.run(),
         Command::Watch(args) => args.run(),
+        Command::Sweep(args) => begin(|| args.run()),
         Command::Tokenize(args) => args.run(),
         Command::Launch(args) => args.run(),
+        Command::Completions(args) => done(args.run(CommandLine::command())),
+        Command::Man(args) => done(args.run(CommandLine::command())),
         Command::LaunchChild { args } => exit_code(launch_child(args)),
     };
     print::flush();

@@ -4,6 +4,7 @@ mod checkpoint_cli;
 mod config;
 mod context;
 mod data;
+mod doctor;
 mod encoder_decoders;
 mod encoders;
 mod experts;

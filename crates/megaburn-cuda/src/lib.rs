@@ -40,6 +40,7 @@ mod search;
 pub mod streams;
 pub mod tensor;
 pub mod timing;
+pub mod versions;
 
 pub use async_op::AsyncOp;
 pub use error::CudaError;

@@ -31,6 +31,19 @@ pub fn gpu_memory(index: usize) -> Option<u64> {
     u64::try_from(bytes).ok()
 }
 
+/// The PCI address of a GPU, e.g. `0000:1B:00.0`, by which other programs know it.
+pub fn gpu_pci_address(index: usize) -> Option<String> {
+    let device = cudarc::driver::result::device::get(i32::try_from(index).ok()?).ok()?;
+    let mut text = [0; 32];
+    // SAFETY: the driver writes at most this number of characters, with a zero at the end.
+    let status = unsafe {
+        cudarc::driver::sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, device)
+    };
+    status.result().ok()?;
+    let address = text.iter().take_while(|letter| **letter != 0);
+    Some(address.map(|letter| *letter as u8 as char).collect())
+}
+
 /// The file of a library that this process has loaded, found by the start of its name.
 pub fn loaded(name: &str) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;

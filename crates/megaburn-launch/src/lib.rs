@@ -30,6 +30,7 @@ mod queue;
 mod repeats;
 mod signals;
 mod supervise;
+mod tied;
 mod verdict;
 
 use std::{ffi::OsString, io, path::PathBuf, time::Duration};
@@ -43,6 +44,7 @@ use port::ReservedPort;
 pub use queue::{Output, OutputQueue};
 pub use signals::{StopRequests, stop_signals};
 pub use supervise::launch;
+pub use tied::TiedChild;
 pub use verdict::{EndedBy, Outcome, RankEnd};
 
 /// Exit code of a rank that ended only because another one died, hung or disagreed.

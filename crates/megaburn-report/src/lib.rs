@@ -41,7 +41,8 @@ pub mod logs;
 pub mod metrics;
 mod plot;
 pub mod profile;
+pub mod scaling_law;
 
 pub use error::ReportError;
 pub use layout::describe_layout;
-pub use plot::{length_plot, loss_plot};
+pub use plot::{Series, SeriesPlot, length_plot, loss_plot, series_plot};

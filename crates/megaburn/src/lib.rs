@@ -14,6 +14,7 @@ pub use megaburn_collective as collective;
 #[cfg(feature = "cuda")]
 pub use megaburn_cuda as cuda;
 pub use megaburn_data as data;
+pub use megaburn_doctor as doctor;
 pub use megaburn_kernels as kernels;
 pub use megaburn_launch as launch;
 #[cfg(feature = "learner")]

@@ -9,7 +9,7 @@ use std::{
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// The level of each crate; a crate depends only on crates of lower levels.
-pub(crate) const FLOORS: [(&str, u8); 29] = [
+pub(crate) const FLOORS: [(&str, u8); 30] = [
     ("megaburn-derive", 0),
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
@@ -20,6 +20,7 @@ pub(crate) const FLOORS: [(&str, u8); 29] = [
     ("megaburn-data", 1),
     ("megaburn-collective", 2),
     ("megaburn-kernels", 2),
+    ("megaburn-doctor", 3),
     ("megaburn-launch", 3),
     ("megaburn-parallel", 3),
     ("megaburn-pipeline", 3),

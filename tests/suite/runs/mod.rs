@@ -3,7 +3,9 @@
 pub(crate) mod changed_settings;
 mod checkpoints;
 pub(crate) mod child;
+mod command_line;
 mod dry_run;
+mod eval;
 mod hosts;
 mod info;
 mod logs;
@@ -14,4 +16,5 @@ mod profile;
 pub(crate) mod resume;
 pub(crate) mod run_folder;
 mod stored;
+mod sweep;
 mod watch;

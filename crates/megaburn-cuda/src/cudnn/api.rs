@@ -3,7 +3,7 @@
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
     fmt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::OnceLock,
 };
 
@@ -162,6 +162,18 @@ pub struct FoundCudnn {
     file: PathBuf,
 }
 
+impl FoundCudnn {
+    /// The version, e.g. `9.19.0`.
+    pub fn version(&self) -> String {
+        self.version.to_string()
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+}
+
 impl fmt::Display for FoundCudnn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.version, self.file.display())
@@ -223,6 +235,19 @@ impl Loaded {
 /// The library is missing or older than 9.15.1, or lacks a library that it needs itself.
 pub fn found() -> Result<FoundCudnn, CudaError> {
     Loaded::get().map(|loaded| loaded.found.clone())
+}
+
+/// The cuDNNs on this machine that this process does not use, such as those in Python's wheels next
+/// to one of the system, or the other way around.
+pub fn others() -> Vec<String> {
+    let used = found().ok().map(|found| found.file);
+    let choice = LibraryChoice::on(&Machine::this(), None);
+    let seen = choice.map(|choice| choice.seen).unwrap_or_default();
+    let is_other = |seen: &&CandidateLibrary| Some(&seen.file) != used.as_ref();
+    seen.iter()
+        .filter(is_other)
+        .map(CandidateLibrary::describe)
+        .collect()
 }
 
 /// Whether this process can use cuDNN.

@@ -39,7 +39,8 @@ impl CandidateLibrary {
         self.version.is_some_and(|version| version < OLDEST)
     }
 
-    fn describe(&self) -> String {
+    /// The version and the file, for people.
+    pub(super) fn describe(&self) -> String {
         let version = self
             .version
             .map_or("(unknown version)".into(), |found| found.to_string());

@@ -37,7 +37,7 @@ use crate::{
     queue::{CudaQueue, Op},
     tensor::{contiguous, empty},
 };
-pub use api::{FoundCudnn, found, is_available};
+pub use api::{FoundCudnn, found, is_available, others};
 pub use attention::{AttentionShape, Heads};
 pub use choice::VARIABLE;
 use library::{AttentionPass, Workspaces};

@@ -2,8 +2,10 @@
 
 mod curve;
 mod lengths;
+mod series;
 
 pub use lengths::length_plot;
+pub use series::{Series, SeriesPlot, series_plot};
 
 use std::error::Error;
 
@@ -72,6 +74,7 @@ fn draw(title: &str, records: &[MetricsRecord], backend: SVGBackend<'_>) -> Draw
     Ok(())
 }
 
+/// The font of a text of this size.
 fn font(size: u32) -> TextStyle<'static> {
     ("sans-serif", size).into_font().color(&INK)
 }

@@ -116,6 +116,15 @@ impl ConfigLayers {
         self.with_value("data.path", path.into(), format!("`--data {path}`"))
     }
 
+    /// Adds `--tokenizer PATH`: `data.tokenizer`.
+    ///
+    /// # Errors
+    /// Never fails; see [`with_data`](Self::with_data).
+    pub fn with_tokenizer(self, path: &str) -> Result<Self, TrainError> {
+        let origin = format!("`--tokenizer {path}`");
+        self.with_value("data.tokenizer", path.into(), origin)
+    }
+
     /// Adds `--init PATH`: `model.init`.
     ///
     /// # Errors

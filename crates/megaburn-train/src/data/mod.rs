@@ -265,6 +265,17 @@ impl RunData {
         self.tokenizer.vocab_size()
     }
 
+    /// The mean bytes of a token of the validation set called `name`, if they are known and every
+    /// token is predicted.
+    pub(crate) fn bytes_per_token_of(&self, name: Option<&str>) -> Option<f64> {
+        let mut sets = self.valid.iter();
+        let set = sets.find(|set| set.name.as_deref() == name)?;
+        match (set.mixture.parts.as_slice(), self.dataset) {
+            ([part], DatasetKind::Gpt) => part.tokens.bytes_per_token(),
+            _ => None,
+        }
+    }
+
     /// Converts a validation loss to bits per byte of text, if each token is predicted and the tokens'
     /// bytes are known.
     pub(crate) fn bits_per_byte(&self, loss: f64) -> Option<f64> {

@@ -6,8 +6,14 @@ use megaburn_report::metrics::EvalMetrics;
 use crate::{
     data::EvalSamples,
     error::TrainError,
+    eval::SetLoss,
     run_trainer::StopCheck,
-    trainer::{Trainer, hybrid_context::HybridContext, passes::Evaluation, stats::Losses},
+    trainer::{
+        Trainer,
+        hybrid_context::HybridContext,
+        passes::Evaluation,
+        stats::{LossTotals, Losses},
+    },
     trainer_core::Work,
 };
 
@@ -50,11 +56,45 @@ impl Trainer {
         sets.iter().map(|set| self.evaluate_on(set, stop)).collect()
     }
 
+    /// The losses on all validation sets, with the numbers of their tokens.
+    ///
+    /// # Errors
+    /// As [`evaluate`](Self::evaluate).
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn set_losses(&self) -> Result<Vec<SetLoss>, TrainError> {
+        let of = |set: &EvalSamples| {
+            let totals = self.totals_on(set, &mut || Ok(false))?;
+            let totals = totals.expect("the evaluation cannot be stopped");
+            let name = set.name.clone().unwrap_or_default();
+            let bytes = self.data.bytes_per_token_of(set.name.as_deref());
+            Ok(SetLoss::new(name, totals.tokens(), totals.mean(), bytes))
+        };
+        self.samples.valid.iter().map(of).collect()
+    }
+
     fn evaluate_on(
         &self,
         set: &EvalSamples,
         stop: &mut StopCheck<'_>,
     ) -> Result<Option<EvalMetrics>, TrainError> {
+        let totals = self.totals_on(set, stop)?;
+        Ok(totals.map(|totals| EvalMetrics {
+            step: self.core.progress.step,
+            data: set.name.clone(),
+            eval_loss: totals.mean(),
+            mtp_losses: totals.mtp_means(),
+            sop_loss: totals.binary_mean(),
+            ..EvalMetrics::default()
+        }))
+    }
+
+    /// The losses on a set, summed over all ranks.
+    fn totals_on(
+        &self,
+        set: &EvalSamples,
+        stop: &mut StopCheck<'_>,
+    ) -> Result<Option<LossTotals>, TrainError> {
         let valid = &*set.samples;
         let _compiling = self
             .core
@@ -103,18 +143,7 @@ impl Trainer {
         // Check for a lost rank first, so that it is reported instead of a NaN loss.
         self.core.sharding.check()?;
         self.core.sharding.release();
-        let totals = losses.read()?.over(&self.core.groups.batch)?;
-        let eval_loss = totals.mean();
-        let mtp_losses = totals.mtp_means();
-        let sop_loss = totals.binary_mean();
-        Ok(Some(EvalMetrics {
-            step: self.core.progress.step,
-            data: set.name.clone(),
-            eval_loss,
-            mtp_losses,
-            sop_loss,
-            ..EvalMetrics::default()
-        }))
+        Ok(Some(losses.read()?.over(&self.core.groups.batch)?))
     }
 
     /// The assignment of the documents of the global batch that begins at sample `first`, with

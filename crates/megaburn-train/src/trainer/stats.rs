@@ -180,6 +180,11 @@ impl LossTotals {
         })
     }
 
+    /// The number of tokens that count in the loss.
+    pub(super) fn tokens(&self) -> f64 {
+        self.tokens
+    }
+
     /// The mean loss, in nats per token.
     pub(super) fn mean(&self) -> f64 {
         self.loss / self.tokens.max(1.0)

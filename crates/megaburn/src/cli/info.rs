@@ -31,32 +31,32 @@ pub(super) struct InfoArgs {
 
 /// What a path holds.
 #[derive(Debug, Default, Serialize)]
-struct Info {
+pub(super) struct Info {
     /// `run`, `checkpoint` or `model`.
     kind: &'static str,
     path: String,
     /// The id of the run, or of the run that wrote the checkpoint.
     run_id: Option<String>,
     /// `running`, `stopped`, `finished` or `failed`.
-    state: Option<String>,
+    pub(super) state: Option<String>,
     /// Why it stopped.
-    reason: Option<String>,
+    pub(super) reason: Option<String>,
     /// The last step in the metrics, or the step of the checkpoint.
-    step: Option<u64>,
+    pub(super) step: Option<u64>,
     /// The steps of the full run.
     steps: Option<u64>,
     /// The loss of that step.
-    loss: Option<f64>,
+    pub(super) loss: Option<f64>,
     /// The last validation loss, and its step.
-    eval_loss: Option<f64>,
+    pub(super) eval_loss: Option<f64>,
     eval_step: Option<u64>,
-    tokens_per_second: Option<f64>,
+    pub(super) tokens_per_second: Option<f64>,
     /// The steps of the complete checkpoints.
     checkpoints: Vec<u64>,
     layout: Option<String>,
     /// The model, in words.
     model: Option<String>,
-    parameters: Option<u64>,
+    pub(super) parameters: Option<u64>,
     /// The types in which the weights are stored.
     dtypes: Vec<String>,
     /// Bytes of all files.
@@ -78,7 +78,11 @@ impl InfoArgs {
 }
 
 impl Info {
-    fn of(path: &Path) -> Result<Self, TrainError> {
+    /// What the path holds.
+    ///
+    /// # Errors
+    /// It is neither a run, a checkpoint nor a model, or cannot be read.
+    pub(super) fn of(path: &Path) -> Result<Self, TrainError> {
         if let Some(run) = RunInfo::read(path)? {
             return Self::of_run(path, run);
         }

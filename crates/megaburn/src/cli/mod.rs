@@ -2,18 +2,23 @@
 
 mod burn_sources;
 mod checkpoint;
+mod completions;
 mod config;
 mod convert;
 mod data;
 mod device;
+mod doctor;
+mod eval;
 mod generate;
 mod hint;
 mod info;
 mod interrupt;
 mod launch;
+mod man;
 mod plan;
 mod print;
 mod profile;
+mod sweep;
 mod task;
 mod tokenize;
 mod train;
@@ -22,7 +27,7 @@ mod watch;
 
 use std::{ffi::OsString, fmt, process::ExitCode, sync::Arc};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use megaburn_launch::{launch_child, tie_to_launcher};
 use megaburn_models::{Family, families::ModelFamily};
 use megaburn_train::{Exit, TrainError};
@@ -94,6 +99,8 @@ struct CommandLine {
 enum Command {
     /// Pre-train a model: on all GPUs, on threads of this process, or as one rank under a launcher.
     Train(Box<TrainArgs>),
+    /// Compute the loss and the perplexity of a model on named data sets, under any layout.
+    Eval(eval::EvalArgs),
     /// Continue prompts with a model.
     Generate(generate::GenerateArgs),
     /// Convert a model of Hugging Face or torchtitan to a checkpoint, a checkpoint to a Hugging Face
@@ -107,11 +114,17 @@ enum Command {
     /// Describe the keys of a configuration, as a page or as a JSON schema for editors.
     #[command(subcommand)]
     Config(config::ConfigCommand),
+    /// Train the runs of a file, a grid or a list of settings, and compare them: a table, a picture, a
+    /// scaling law. A sweep that was cut off continues.
+    Sweep(sweep::SweepArgs),
     /// Compare layouts with reference results of Transformers, or two models tensor by tensor.
     Verify(verify::VerifyArgs),
     /// Predict the memory, traffic, time and cost of a run before it starts; or draw a pipeline
     /// schedule.
     Plan(Box<plan::PlanArgs>),
+    /// Examine the hosts and GPUs of a job before it trains: versions, clocks, errors, rates,
+    /// bandwidths, the shared folder, limits. Alone or under a launcher.
+    Doctor(doctor::DoctorArgs),
     /// Say what a run, a checkpoint or a model is: sizes, layout, last step and loss.
     Info(info::InfoArgs),
     /// Say where the time of a profiled step went, from the trace that `train --profile` wrote.
@@ -125,6 +138,10 @@ enum Command {
     Tokenize(tokenize::TokenizeArgs),
     /// Start a program as several ranks on this host, with torchrun's environment variables.
     Launch(launch::LaunchArgs),
+    /// Print a script that completes the commands, flags and choices of this program in a shell.
+    Completions(completions::CompletionsArgs),
+    /// Write a manual page of each command into a folder.
+    Man(man::ManArgs),
     /// The program through which `launch` starts each rank.
     #[command(hide = true, disable_help_flag = true)]
     LaunchChild {
@@ -146,18 +163,23 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
     refuse_large_files_by_error();
     let code = match cli.command {
         Command::Train(args) => args.run(),
+        Command::Eval(args) => begin(|| args.run()),
         Command::Generate(args) => begin(|| args.run()),
         Command::Convert(command) => done(command.run()),
         Command::Checkpoint(command) => command.run(),
         Command::Config(command) => done(command.run()),
         Command::Data(command) => done(command.run()),
         Command::Verify(args) => args.run(),
+        Command::Doctor(args) => begin(|| args.run()),
         Command::Info(args) => done(args.run()),
         Command::Plan(args) => args.run(),
         Command::Profile(args) => done(args.run()),
         Command::Watch(args) => args.run(),
+        Command::Sweep(args) => begin(|| args.run()),
         Command::Tokenize(args) => args.run(),
         Command::Launch(args) => args.run(),
+        Command::Completions(args) => done(args.run(CommandLine::command())),
+        Command::Man(args) => done(args.run(CommandLine::command())),
         Command::LaunchChild { args } => exit_code(launch_child(args)),
     };
     print::flush();

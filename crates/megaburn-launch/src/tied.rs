@@ -36,6 +36,15 @@ impl TiedChild {
         let _ = pid.map(|pid| kill(pid, Signal::SIGTERM));
     }
 
+    /// Ends it at once, and waits until it has ended. A run does not save.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn kill(&mut self) -> io::Result<ExitStatus> {
+        self.0.kill()?;
+        self.0.wait()
+    }
+
     /// How it ended; `None` while it runs.
     ///
     /// # Errors

@@ -1,25 +1,18 @@
 //! Changes that make a run fit into the memory of its GPUs.
 
-use std::collections::{HashMap, hash_map::Entry};
-
 use megaburn_mesh::Layout;
-use megaburn_models::DecoderConfig;
 use megaburn_train::{
     TrainConfig,
     config::{RecomputeMethod, RecomputeModule},
-    estimate::RankParams,
 };
 use serde::Serialize;
 
-use crate::{error::PlanError, gpu::Gpu, machine::Machine, memory::StageMemory, rank::Rank};
+use crate::{error::PlanError, gpu::Gpu, trial::Trials};
 
 /// The most settings that are changed together.
 const MOST_CHANGES: usize = 4;
 /// The number of changes that are listed.
 const LISTED: usize = 5;
-/// A step with more micro-batches for each stage than twice this number is not simulated: its time
-/// follows from those of two shorter steps.
-const SIMULATED: usize = 4;
 
 /// A change of a configuration that makes it fit, with what it leads to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -37,20 +30,22 @@ pub struct Change {
 impl Change {
     /// The flags that make this change.
     pub fn flags(&self) -> String {
-        let layout = self.layout.map(|layout| format!("--layout {layout}"));
-        let settings = self
-            .settings
-            .iter()
-            .map(|set| match set.contains(['"', '[']) {
-                true => format!("--set '{set}'"),
-                false => format!("--set {set}"),
-            });
-        layout
-            .into_iter()
-            .chain(settings)
-            .collect::<Vec<_>>()
-            .join(" ")
+        flags(self.layout, &self.settings)
     }
+}
+
+/// A layout and settings as flags of `megaburn train`.
+pub(crate) fn flags(layout: Option<Layout>, settings: &[String]) -> String {
+    let layout = layout.map(|layout| format!("--layout {layout}"));
+    let settings = settings.iter().map(|set| match set.contains(['"', '[']) {
+        true => format!("--set '{set}'"),
+        false => format!("--set {set}"),
+    });
+    layout
+        .into_iter()
+        .chain(settings)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// One way to save memory.
@@ -169,17 +164,15 @@ pub(crate) fn that_fit(
     gpu: Gpu,
 ) -> Result<Vec<Change>, PlanError> {
     let savings = Saving::all(config, layout, gpu);
-    let mut search = Search {
-        config,
-        layout,
-        gpu,
-        params: HashMap::new(),
-    };
+    let mut trials = Trials::new(gpu, 0);
     let mut sets: Vec<Vec<Saving>> = vec![Vec::new()];
     let mut found = Vec::new();
     for num in 1..=MOST_CHANGES {
         sets = larger(&sets, &savings);
-        found.extend(sets.iter().filter_map(|set| search.with(set)));
+        let tried = sets
+            .iter()
+            .filter_map(|set| with(&mut trials, (config, layout), set));
+        found.extend(tried);
         if num >= 2 && !found.is_empty() {
             break;
         }
@@ -203,83 +196,32 @@ fn larger(sets: &[Vec<Saving>], savings: &[Saving]) -> Vec<Vec<Saving>> {
     sets.iter().flat_map(with).collect()
 }
 
-/// Tries changes of a configuration.
-struct Search<'a> {
-    config: &'a TrainConfig,
-    layout: &'a Layout,
-    gpu: Gpu,
-    /// The parameters of the ranks, which depend on the degrees tp and pp only.
-    params: HashMap<[usize; 2], (DecoderConfig, Vec<RankParams>)>,
-}
-
-impl Search<'_> {
-    /// The run with these savings, if it is possible and fits.
-    fn with(&mut self, savings: &[Saving]) -> Option<Change> {
-        let mut config = self.config.clone();
-        let mut layout = *self.layout;
-        for saving in savings {
-            saving.apply(&mut config, &mut layout)?;
-        }
-        let parallel = &mut config.parallel;
-        parallel.ranks = Some(layout.world_size());
-        (parallel.tp, parallel.dp) = (Some(layout.tp), Some(layout.dp));
-        (parallel.cp, parallel.pp, parallel.sp) = (layout.cp, layout.pp, Some(layout.sp));
-        config.validate().ok()?;
-        let layout = config.layout(None).ok()?;
-        // Without copies of a parameter nothing is sharded.
-        let shards = savings
-            .iter()
-            .any(|saving| matches!(saving, Saving::Zero(_)));
-        if shards && layout.dp * layout.cp == 1 {
-            return None;
-        }
-        let key = [layout.tp, layout.pp];
-        let (model, params) = match self.params.entry(key) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(unknown) => {
-                let model = config.planned_model(&layout).ok()?;
-                let params = RankParams::of_stages(&config, &layout, &model).ok()?;
-                unknown.insert((model, params))
-            }
-        };
-        let machine = Machine::new(self.gpu, &config).ok()?;
-        let all = Rank::new(&config, model, layout, machine)
-            .ok()?
-            .micro_batches;
-        let stages = layout.pp * config.parallel.chunks.unwrap_or(2);
-        let short = (SIMULATED * stages).min(all);
-        let is_short = config.parallel.max_tokens_per_rank.is_none() && 2 * short < all;
-        let times: &[usize] = if is_short {
-            &[short, 2 * short]
-        } else {
-            &[all]
-        };
-        let mut found = Vec::new();
-        for num in times {
-            if is_short {
-                config.train.global_batch = config.train.micro_batch * layout.dp * num;
-            }
-            let rank = Rank::new(&config, model, layout, machine).ok()?;
-            let memory = rank.memory(params).ok()?;
-            if !memory.iter().all(StageMemory::fits) {
-                return None;
-            }
-            let step = rank.step(params, &memory).ok()?;
-            let total = memory.iter().map(|memory| memory.total_bytes).max()?;
-            found.push((total, step.time.step_ms));
-        }
-        let (total_bytes, first) = found[0];
-        let further = found.get(1).map_or(0.0, |(_, second)| {
-            (second - first) * (all - short) as f64 / short as f64
-        });
-        Some(Change {
-            layout: (layout != *self.layout).then_some(layout),
-            settings: savings
-                .iter()
-                .filter_map(|saving| saving.setting())
-                .collect(),
-            total_bytes,
-            step_ms: first + further,
-        })
+/// The run with these savings, if it is possible and fits.
+fn with(
+    trials: &mut Trials,
+    (config, before): (&TrainConfig, &Layout),
+    savings: &[Saving],
+) -> Option<Change> {
+    let mut config = config.clone();
+    let mut layout = *before;
+    for saving in savings {
+        saving.apply(&mut config, &mut layout)?;
     }
+    // Without copies of a parameter nothing is sharded.
+    let shards = savings
+        .iter()
+        .any(|saving| matches!(saving, Saving::Zero(_)));
+    if shards && layout.dp * layout.cp == 1 {
+        return None;
+    }
+    let trial = trials.run(&config, layout).ok()?;
+    Some(Change {
+        layout: (layout != *before).then_some(layout),
+        settings: savings
+            .iter()
+            .filter_map(|saving| saving.setting())
+            .collect(),
+        total_bytes: trial.total_bytes,
+        step_ms: trial.step_ms,
+    })
 }

@@ -17,6 +17,8 @@ pub enum PlanError {
         --gpu, or set precision.recipe to \"bf16\""
     )]
     NoFp8 { recipe: String, gpu: &'static str },
+    #[error("`--gpus` is 0: a run needs one GPU at least")]
+    NoGpus,
     #[error(transparent)]
     Train(#[from] TrainError),
 }
@@ -32,7 +34,7 @@ impl PlanError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Train(error) => error.exit(),
-            Self::UnknownGpu { .. } | Self::NoFp8 { .. } => Exit::BadInput,
+            Self::UnknownGpu { .. } | Self::NoFp8 { .. } | Self::NoGpus => Exit::BadInput,
         }
     }
 }

@@ -19,7 +19,7 @@
 //! }
 //! ```
 //!
-//! [`PlanConfig`] makes a [`Plan`], which prints itself, is JSON by `serde`, and draws itself
+//! [`SearchConfig`] finds the fastest layouts and settings by the same numbers. [`PlanConfig`] makes a [`Plan`], which prints itself, is JSON by `serde`, and draws itself
 //! ([`Plan::svg`]).
 
 // Errors are values; the panics that remain are documented.
@@ -29,6 +29,7 @@
 
 mod block;
 mod calibration;
+mod candidates;
 mod changes;
 mod ends;
 mod error;
@@ -38,15 +39,19 @@ mod memory;
 mod parts;
 mod plan;
 mod rank;
+mod search;
+mod search_text;
 mod step;
 mod svg;
 mod text;
 mod traffic;
+mod trial;
 
 pub use changes::Change;
 pub use error::PlanError;
 pub use gpu::Gpu;
 pub use memory::StageMemory;
 pub use plan::{Plan, PlanConfig, PlannedBatch, PlannedModel, PlannedRun};
+pub use search::{FoundRun, HEADROOM, Refused, SearchConfig, SearchResult};
 pub use step::StepTime;
 pub use traffic::Traffic;

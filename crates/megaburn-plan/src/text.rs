@@ -266,7 +266,7 @@ impl StepTime {
 }
 
 /// `813 ms`, `24.1 s`.
-fn duration(ms: f64) -> String {
+pub(crate) fn duration(ms: f64) -> String {
     match ms {
         ms if ms < 100.0 => format!("{ms:.1} ms"),
         ms if ms < 10_000.0 => format!("{ms:.0} ms"),
@@ -275,7 +275,7 @@ fn duration(ms: f64) -> String {
 }
 
 /// Writes a table whose columns are right-aligned, with a title before its first line.
-fn write_table(
+pub(crate) fn write_table(
     f: &mut fmt::Formatter<'_>,
     title: &str,
     unit: &str,

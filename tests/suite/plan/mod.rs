@@ -4,6 +4,7 @@ mod command;
 mod measured;
 mod memory;
 mod schedules;
+mod search;
 mod traffic;
 
 use std::path::Path;

@@ -18,6 +18,7 @@ mod man;
 mod plan;
 mod print;
 mod profile;
+mod search;
 mod sweep;
 mod task;
 mod tokenize;
@@ -125,6 +126,9 @@ enum Command {
     /// Examine the hosts and GPUs of a job before it trains: versions, clocks, errors, rates,
     /// bandwidths, the shared folder, limits. Alone or under a launcher.
     Doctor(doctor::DoctorArgs),
+    /// Find the fastest layouts and settings of a configuration on a number of GPUs, by prediction and
+    /// then, if asked for, by training a few steps.
+    Search(Box<search::SearchArgs>),
     /// Say what a run, a checkpoint or a model is: sizes, layout, last step and loss.
     Info(info::InfoArgs),
     /// Say where the time of a profiled step went, from the trace that `train --profile` wrote.
@@ -173,6 +177,7 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Doctor(args) => begin(|| args.run()),
         Command::Info(args) => done(args.run()),
         Command::Plan(args) => args.run(),
+        Command::Search(args) => begin(|| args.run()),
         Command::Profile(args) => done(args.run()),
         Command::Watch(args) => args.run(),
         Command::Sweep(args) => begin(|| args.run()),

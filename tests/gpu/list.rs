@@ -5,7 +5,7 @@ use megaburn::collective::Group;
 use megaburn_kernel_tests as kernels;
 
 use crate::{
-    collectives, contexts, disagreements, experts, failures, fixtures, fp8, held, interop,
+    collectives, contexts, disagreements, doctor, experts, failures, fixtures, fp8, held, interop,
     launches, layouts, offload, pipelines, profiles, ranks, regions, saves, steps, zero,
 };
 use megaburn_test_support::task_pool::TaskSize;
@@ -16,7 +16,8 @@ pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
 pub(crate) type GroupTest = (&'static str, GroupBody);
 type GroupBody = fn(&Group) -> Result<(), String>;
 
-const TESTS: [(&str, &[Test]); 10] = [
+const TESTS: [(&str, &[Test]); 11] = [
+    ("doctor", doctor::TESTS),
     ("interop", interop::TESTS),
     ("fixtures", fixtures::TESTS),
     ("fp8", fp8::TESTS),
@@ -28,7 +29,8 @@ const TESTS: [(&str, &[Test]); 10] = [
     ("saves", saves::TESTS),
     ("failures", failures::TESTS),
 ];
-const GROUP_TESTS: [(&str, &[GroupTest]); 10] = [
+const GROUP_TESTS: [(&str, &[GroupTest]); 11] = [
+    ("doctor", doctor::GROUP_TESTS),
     ("collectives", collectives::GROUP_TESTS),
     ("regions", regions::GROUP_TESTS),
     ("contexts", contexts::GROUP_TESTS),

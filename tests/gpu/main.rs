@@ -13,6 +13,7 @@
 mod collectives;
 mod contexts;
 mod disagreements;
+mod doctor;
 mod experts;
 mod failures;
 mod fixtures;

@@ -147,15 +147,17 @@ impl CudaGpu {
             let work = tensors::all_reduce(x.clone(), ReduceOp::Sum, group, Lane::InOrder)?;
             Ok(work.wait())
         };
+        // A failure of the GPU is a panic to the caller, which asks the group for its failure first.
+        let wait = || wait_for(&self.device).unwrap_or_else(|why| resume_unwind(Box::new(why)));
         for _ in 0..3 {
-            wait_for(reduce()?);
+            drop(reduce()?);
         }
+        wait();
         let start = Instant::now();
-        let mut last = None;
         for _ in 0..rounds {
-            last = Some(reduce()?);
+            drop(reduce()?);
         }
-        last.into_iter().for_each(wait_for);
+        wait();
         Ok(start.elapsed().as_secs_f64() / rounds as f64)
     }
 }
@@ -254,8 +256,8 @@ impl GpuUnderTest for CudaGpu {
             };
             let (a, b) = (random(), random());
             let multiply = || linear(a.clone(), b.clone(), None, LinearOptions::default());
-            let rounds = rounds_per_second(seconds, multiply);
-            rounds * 2.0 * (SIDE as f64).powi(3)
+            let rounds = rounds_per_second(&self.device, seconds, multiply)?;
+            Ok(rounds * 2.0 * (SIDE as f64).powi(3))
         })
     }
 
@@ -263,8 +265,8 @@ impl GpuUnderTest for CudaGpu {
         guarded(|| {
             let x = Tensor::<1>::zeros([ELEMENTS], (&self.device, DType::F32));
             // `x` lives on, so the result is written to other memory.
-            let rounds = rounds_per_second(seconds, || x.clone().add_scalar(1.0));
-            rounds * 2.0 * (ELEMENTS * 4) as f64
+            let rounds = rounds_per_second(&self.device, seconds, || x.clone().add_scalar(1.0))?;
+            Ok(rounds * 2.0 * (ELEMENTS * 4) as f64)
         })
     }
 
@@ -296,33 +298,39 @@ impl GpuUnderTest for CudaGpu {
 }
 
 /// How often `work` runs in a second, from about `seconds` of it after a warm-up.
-fn rounds_per_second<const D: usize>(seconds: f64, work: impl Fn() -> Tensor<D>) -> f64 {
+fn rounds_per_second<const D: usize>(
+    device: &Device,
+    seconds: f64,
+    work: impl Fn() -> Tensor<D>,
+) -> Result<f64, String> {
     for _ in 0..3 {
-        wait_for(work());
+        drop(work());
     }
+    wait_for(device)?;
     let start = Instant::now();
     let mut rounds = 0;
     while start.elapsed() < Duration::from_secs_f64(seconds) {
-        for _ in 1..AT_ONCE {
+        for _ in 0..AT_ONCE {
             drop(work());
         }
-        wait_for(work());
+        wait_for(device)?;
         rounds += AT_ONCE;
     }
-    rounds as f64 / start.elapsed().as_secs_f64()
+    Ok(rounds as f64 / start.elapsed().as_secs_f64())
 }
 
-/// Waits until the GPU has computed a tensor, by reading its first element.
-fn wait_for<const D: usize>(x: Tensor<D>) {
-    let first = [(); D].map(|()| 0..1);
-    drop(x.slice(first).into_data());
+/// Waits until the GPU has computed everything. Reading an element is not enough: its bytes are
+/// waited for only when they are looked at.
+fn wait_for(device: &Device) -> Result<(), String> {
+    device.sync().map_err(|error| error.to_string())
 }
 
 /// Runs work whose failures on the GPU are panics.
-fn guarded(work: impl FnOnce() -> f64) -> Result<f64, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+fn guarded(work: impl FnOnce() -> Result<f64, String>) -> Result<f64, String> {
+    let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        format!("the GPU failed: {}", text.unwrap_or("it gave no reason"))
-    })
+        Err(text.unwrap_or("it gave no reason").to_string())
+    });
+    done.map_err(|why| format!("the GPU failed: {why}"))
 }

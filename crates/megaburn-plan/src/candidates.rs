@@ -72,8 +72,8 @@ impl Candidate {
     /// The configuration has no model.
     pub(crate) fn all(config: &TrainConfig, gpus: usize, gpu: Gpu) -> Result<Vec<Self>, PlanError> {
         let mut all = Vec::new();
-        let alone = of_layout(config, Layout::default());
-        let model = alone.planned_model(&Layout::default())?;
+        let alone = of_layout(config, Layout::SINGLE);
+        let model = alone.planned_model(&Layout::SINGLE)?;
         for layout in layouts(config, &model, gpus, gpu) {
             for micro_batch in MICRO_BATCHES {
                 if !config

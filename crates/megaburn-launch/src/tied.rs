@@ -19,6 +19,11 @@ use crate::child::LAUNCHER;
 pub struct TiedChild(Child);
 
 impl TiedChild {
+    /// This program, by the name that it was called by, since its behavior may depend on it.
+    pub fn this_program() -> Command {
+        Command::new(std::env::args_os().next().unwrap_or_default())
+    }
+
     /// Starts a program in a process group of its own, so that a Ctrl-C reaches it only through
     /// [`ask_to_stop`](Self::ask_to_stop). The calling thread must live as long as the program.
     ///

@@ -93,6 +93,11 @@ impl Candidate {
         Ok(all)
     }
 
+    /// Whether the other has the same layout and micro-batch.
+    pub(crate) fn differs_in_schedule(&self, other: &Self) -> bool {
+        self.layout == other.layout && self.micro_batch == other.micro_batch
+    }
+
     /// The stages of ZeRO to try. Without copies of a parameter there is nothing to shard; with
     /// copies, stage 1 takes less memory than 0 and is no slower.
     pub(crate) fn zeros(&self) -> &'static [u8] {

@@ -12,7 +12,7 @@ use crate::{
     error::PlanError,
     gpu::Gpu,
     plan::{Plan, PlanConfig},
-    trial::{Cut, Trials, of_layout},
+    trial::{Cut, Trial, Trials, of_layout},
 };
 
 /// The share of a GPU's memory that a found run leaves free: planned memory is not exact.
@@ -44,6 +44,9 @@ pub struct SearchResult {
     pub candidates: usize,
     /// Those of them that fit with some settings.
     pub fit: usize,
+    /// Schedules that were left out, because their layout and micro-batch would be too slow even
+    /// without a bubble.
+    pub slower: usize,
     /// Those that leave less memory free than [`HEADROOM`] with any settings.
     pub do_not_fit: usize,
     /// Those that cannot be run, by the first reason.
@@ -88,6 +91,39 @@ pub struct FoundRun {
     pub largest_loss_ms: f64,
 }
 
+/// The fastest settings of a candidate.
+struct Fastest {
+    trial: Trial,
+    config: TrainConfig,
+    recomputes: bool,
+}
+
+/// The time that a run must not exceed to be among the fastest.
+struct Limit {
+    most: usize,
+    /// The fastest times so far, in order.
+    times: Vec<f64>,
+}
+
+impl Limit {
+    fn new(most: usize) -> Self {
+        Self {
+            most,
+            times: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, ms: f64) {
+        let at = self.times.partition_point(|time| *time < ms);
+        self.times.insert(at, ms);
+        self.times.truncate(self.most);
+    }
+
+    fn excludes(&self, ms: f64) -> bool {
+        self.times.len() == self.most && self.times.last().is_some_and(|last| ms > *last)
+    }
+}
+
 impl SearchConfig {
     /// A search for the five fastest runs on H100s.
     pub fn new(config: TrainConfig, gpus: usize) -> Self {
@@ -124,10 +160,31 @@ impl SearchConfig {
         let mut trials = Trials::new(self.gpu, headroom);
         let mut refused: BTreeMap<String, Refused> = BTreeMap::new();
         let mut fitting = Vec::new();
-        let mut do_not_fit = 0;
+        let (mut do_not_fit, mut slower) = (0, 0);
+        let mut limit = Limit::new(PLANNED * self.top);
+        // The last layout and micro-batch, and the least time of a step with any schedule.
+        let mut least: Option<(&Candidate, f64)> = None;
         for candidate in &candidates {
+            let is_same = |(other, _): &(&Candidate, f64)| other.differs_in_schedule(candidate);
+            if least
+                .filter(is_same)
+                .is_some_and(|(_, least_ms)| limit.excludes(least_ms))
+            {
+                slower += 1;
+                continue;
+            }
             match self.fastest(&mut trials, candidate) {
-                Ok((step_ms, config)) => fitting.push((step_ms, candidate.layout, config)),
+                Ok(Fastest {
+                    trial,
+                    config,
+                    recomputes,
+                }) => {
+                    limit.add(trial.step_ms);
+                    // With less recomputation another schedule could be faster by more than its bubble.
+                    let least_ms = trial.step_ms - trial.bubble_ms;
+                    least = (!recomputes).then_some((candidate, least_ms));
+                    fitting.push((trial.step_ms, candidate.layout, config));
+                }
                 Err(Cut::DoesNotFit) => do_not_fit += 1,
                 Err(Cut::Refused(error)) => {
                     let example = error.to_string();
@@ -153,19 +210,16 @@ impl SearchConfig {
             gpu: self.gpu,
             candidates: candidates.len(),
             fit,
+            slower,
             do_not_fit,
             refused,
             best,
         })
     }
 
-    /// The fastest settings with which a candidate fits, and the time of their step.
-    fn fastest(
-        &self,
-        trials: &mut Trials,
-        candidate: &Candidate,
-    ) -> Result<(f64, TrainConfig), Cut> {
-        let mut best: Option<(f64, TrainConfig)> = None;
+    /// The fastest settings with which a candidate fits.
+    fn fastest(&self, trials: &mut Trials, candidate: &Candidate) -> Result<Fastest, Cut> {
+        let mut best: Option<Fastest> = None;
         for &zero in candidate.zeros() {
             'zero: for fused_loss in [false, true] {
                 for recomputed in Recomputed::ALL {
@@ -184,8 +238,13 @@ impl SearchConfig {
                             None => return Err(Cut::Refused(error)),
                         },
                     };
-                    if best.as_ref().is_none_or(|(ms, _)| trial.step_ms < *ms) {
-                        best = Some((trial.step_ms, config));
+                    let known = best.as_ref().map(|best| best.trial.step_ms);
+                    if known.is_none_or(|known| trial.step_ms < known) {
+                        best = Some(Fastest {
+                            trial,
+                            config,
+                            recomputes: recomputed != Recomputed::Nothing,
+                        });
                     }
                     // To recompute more is slower, and so is the fused loss where all logits fit.
                     if recomputed == Recomputed::Nothing {

@@ -9,8 +9,8 @@ use megaburn_train::{TrainConfig, estimate::RankParams};
 
 use crate::{error::PlanError, gpu::Gpu, machine::Machine, memory::StageMemory, rank::Rank};
 
-/// A step with more micro-batches for each stage than twice this number is not simulated: its time
-/// follows from those of two shorter steps.
+/// A step with more micro-batches for each rank of a pipeline than twice this number is not simulated:
+/// its time follows from those of two shorter steps, in which the pipeline fills and empties alike.
 const SIMULATED: usize = 4;
 
 /// A run that fits.
@@ -20,6 +20,8 @@ pub(crate) struct Trial {
     pub(crate) total_bytes: usize,
     /// Time of a step.
     pub(crate) step_ms: f64,
+    /// The part of it in which stages wait for others.
+    pub(crate) bubble_ms: f64,
 }
 
 /// Why a configuration is left out.
@@ -79,8 +81,7 @@ impl Trials {
         };
         let machine = Machine::new(self.gpu, &config)?;
         let all = Rank::new(&config, model, layout, machine)?.micro_batches;
-        let stages = layout.pp * config.parallel.chunks.unwrap_or(2);
-        let short = (SIMULATED * stages).min(all);
+        let short = (SIMULATED * layout.pp).min(all);
         let is_short = config.parallel.max_tokens_per_rank.is_none() && 2 * short < all;
         let times: &[usize] = if is_short {
             &[short, 2 * short]
@@ -100,15 +101,22 @@ impl Trials {
             }
             let step = rank.step(params, &memory)?;
             let totals = memory.iter().map(|memory| memory.total_bytes);
-            found.push((totals.max().unwrap_or(0), step.time.step_ms));
+            found.push(Trial {
+                total_bytes: totals.max().unwrap_or(0),
+                step_ms: step.time.step_ms,
+                bubble_ms: step.time.bubble_ms,
+            });
         }
-        let (total_bytes, first) = found[0];
-        let further = found.get(1).map_or(0.0, |(_, second)| {
-            (second - first) * (all - short) as f64 / short as f64
-        });
+        let first = found[0];
+        let times = (all - short) as f64 / short as f64;
+        let whole = |of: fn(&Trial) -> f64| {
+            let more = found.get(1).map_or(0.0, |second| of(second) - of(&first));
+            of(&first) + times * more
+        };
         Ok(Trial {
-            total_bytes,
-            step_ms: first + further,
+            total_bytes: first.total_bytes,
+            step_ms: whole(|trial| trial.step_ms),
+            bubble_ms: whole(|trial| trial.bubble_ms),
         })
     }
 }

@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     thread,
     time::{Duration, Instant},
 };
@@ -138,7 +138,7 @@ fn start(
     run_dir: &Path,
     log: &Path,
 ) -> io::Result<TiedChild> {
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = TiedChild::this_program();
     command.arg("train");
     for file in &args.config {
         command.arg("--config").arg(file);

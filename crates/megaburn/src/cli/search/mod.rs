@@ -101,7 +101,7 @@ impl SearchArgs {
         };
         SearchConfig::new(config, gpus)
             .with_gpu(gpu)
-            .with_top(self.top.max(self.measure))
+            .with_top(self.top.max(self.measure).max(1))
             .search()
     }
 

@@ -4,7 +4,6 @@ use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
-    process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
@@ -121,7 +120,7 @@ fn start(
     let fail = |error: io::Error| TrainError::Launch {
         why: format!("cannot start the run {}: {error}", run.name),
     };
-    let mut command = Command::new(std::env::current_exe().map_err(fail)?);
+    let mut command = TiedChild::this_program();
     command.arg("train");
     for file in &sweep.config {
         command.arg("--config").arg(file);

@@ -19,8 +19,8 @@
 //! }
 //! ```
 //!
-//! [`SearchConfig`] finds the fastest layouts and settings by the same numbers. [`PlanConfig`] makes a [`Plan`], which prints itself, is JSON by `serde`, and draws itself
-//! ([`Plan::svg`]).
+//! [`PlanConfig`] makes a [`Plan`], which prints itself, is JSON by `serde`, and draws itself
+//! ([`Plan::svg`]). [`SearchConfig`] finds the fastest layouts and settings by the same numbers.
 
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]

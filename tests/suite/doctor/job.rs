@@ -30,7 +30,7 @@ fn facts(ranks: usize) -> Vec<RankFacts> {
             name: "NVIDIA H100 80GB HBM3".into(),
             ..GpuFacts::default()
         }),
-        clock_ahead_seconds: (rank % 2 == 0).then_some(0.002),
+        clock_ahead_seconds: rank.is_multiple_of(2).then_some(0.002),
         ..RankFacts::default()
     };
     (0..ranks).map(of).collect()

@@ -1,6 +1,10 @@
 //! `megaburn sweep`: grids and lists of runs, resumed, compared and fitted.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use megaburn::report::scaling_law::{ScalingLaw, ScalingPoint, fit};
 use megaburn_test_support::run::Run;
@@ -22,7 +26,7 @@ fn file(run: &Run, text: &str) -> PathBuf {
     path
 }
 
-fn sweep(path: &PathBuf, args: &[&str]) -> Ended {
+fn sweep(path: &Path, args: &[&str]) -> Ended {
     let args = [&["sweep", path.to_str().unwrap()], args].concat();
     Ranks::command(&args).wait_all().remove(0)
 }

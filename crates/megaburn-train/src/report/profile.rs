@@ -19,7 +19,7 @@ impl Reporter<'_> {
         };
         let summary = Summary::of(&trace);
         for line in table(&summary).lines() {
-            self.console.line(line.to_string());
+            self.console.line(line);
         }
         match write_profile(&self.folder.path().join(PROFILES), &trace, &summary) {
             Ok([trace, ..]) => self.console.line(format!(

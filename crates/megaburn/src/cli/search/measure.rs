@@ -184,9 +184,10 @@ fn steps(metrics: &Path) -> Vec<(f64, u64)> {
 fn last_line(log: &Path) -> Option<String> {
     let text = fs::read(log).ok()?;
     let text = String::from_utf8_lossy(&text);
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let errors = text.lines().filter_map(|line| line.strip_prefix("error: "));
-    errors.last().or(lines.last()).map(str::to_string)
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let mut errors = text.lines().filter_map(|line| line.strip_prefix("error: "));
+    let last = errors.next_back().or_else(|| lines.next_back());
+    last.map(str::to_string)
 }
 
 fn failed(error: io::Error) -> TrainError {

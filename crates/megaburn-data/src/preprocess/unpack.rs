@@ -295,7 +295,7 @@ mod tests {
     fn zeros_behind_a_gzip_stream_are_no_text() {
         let mut bytes = pack(Packing::Gzip, b"text");
         bytes.extend(pack(Packing::Gzip, b" of two members"));
-        bytes.extend([0; 3 * BUFFER + 1]);
+        bytes.resize(bytes.len() + 3 * BUFFER + 1, 0);
         let (text, read) = read_all(&bytes, Packing::Gzip, 0).unwrap();
         assert_eq!(text, b"text of two members");
         assert_eq!(read, bytes.len() as u64);

@@ -16,7 +16,7 @@ use nix::{
     unistd::{Pid, getppid},
 };
 
-use crate::{Job, LaunchOptions, gpus, guard, output::complain};
+use crate::{LaunchOptions, gpus, guard, launched::Launch, options::Job, output::complain};
 use megaburn_collective::JobToken;
 
 /// Exit codes for a command that cannot be started; shells use the same ones.
@@ -27,7 +27,12 @@ pub(crate) const LAUNCHER: &str = "MEGABURN_LAUNCHER";
 
 /// Starts local rank `local_rank` as the leader of its own process group, so that everything it
 /// starts can be killed with it.
-pub(crate) fn start(options: &LaunchOptions, local_rank: usize, job: &Job) -> io::Result<Child> {
+pub(crate) fn start(
+    options: &LaunchOptions,
+    local_rank: usize,
+    attempt: usize,
+    job: &Job,
+) -> io::Result<Child> {
     let LaunchOptions {
         nproc,
         nnodes,
@@ -60,6 +65,12 @@ pub(crate) fn start(options: &LaunchOptions, local_rank: usize, job: &Job) -> io
         .env("GROUP_RANK", node_rank.to_string())
         .env("MASTER_ADDR", &job.addr)
         .env("MASTER_PORT", job.port.to_string())
+        .envs(job.launch.iter().flat_map(Launch::variables))
+        .env(Launch::ATTEMPT, attempt.to_string())
+        .env(
+            "TORCHELASTIC_MAX_RESTARTS",
+            options.restart.restarts.to_string(),
+        )
         .envs(
             job.token
                 .as_ref()

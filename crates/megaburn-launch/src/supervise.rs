@@ -1,9 +1,11 @@
+//! Watches the ranks of one attempt and makes sure that they end together.
+
 use std::{
     io,
     process::Child,
     sync::{
         PoisonError,
-        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+        mpsc::{Receiver, RecvTimeoutError, Sender},
     },
     thread,
     time::{Duration, Instant},
@@ -13,16 +15,15 @@ use nix::{
     sys::signal::{Signal, raise},
     unistd::Pid,
 };
-use signal_hook::iterator::Signals;
 
 use crate::{
-    Job, LaunchError, LaunchOptions,
+    LaunchOptions,
+    agents::FromCoordinator,
     child::{await_end, group_runs, signal, start},
-    command,
     guard::Guard,
-    logs::Logs,
-    output::{LastWords, Pumps, Sink, Source, Streams},
-    signals::{StopRequests, passed_on},
+    options::Job,
+    output::{LastWords, Pumps, Sink, Source},
+    signals::StopRequests,
     verdict::{EndedBy, Outcome, RankEnd, exit_code_of_signal},
 };
 
@@ -36,21 +37,23 @@ const STOPPING: Duration = Duration::from_secs(10);
 /// How often the launcher checks whether the other processes of a rank have ended, once its first
 /// process was killed.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long the launcher waits for further output after all ranks have ended.
-const DRAIN: Duration = Duration::from_secs(2);
 
-enum Event {
+/// What a launcher waits for.
+#[derive(Debug)]
+pub(crate) enum Event {
     /// The first process of a rank ended, either killed by a signal or not.
     Ended {
+        attempt: usize,
         local_rank: usize,
         killed: bool,
     },
     /// All other processes of its group have ended too. If the first was not killed, this follows
     /// at once.
-    GroupEnded {
-        local_rank: usize,
-    },
+    GroupEnded { attempt: usize, local_rank: usize },
+    /// This process received a signal.
     Signal(i32),
+    /// The coordinator of several hosts sent something, or is lost.
+    Coordinator(FromCoordinator),
 }
 
 /// The process of a rank and its state.
@@ -62,92 +65,20 @@ struct RankProcess {
     running: bool,
 }
 
-/// Starts the ranks, passes on their output, and returns when all have ended.
-///
-/// The first rank that fails ends all others:
-///
-/// - They get a second to end by themselves, as ranks that lose a peer do.
-/// - Then they get SIGTERM, and after [`LaunchOptions::grace`] SIGKILL.
-/// - A rank that has not ended [`LaunchOptions::give_up`] after that is abandoned and named.
-///
-/// The signals of [`stop_signals`](super::stop_signals) are forwarded to the ranks, which may save
-/// and exit. Such a signal kills a shell that started a rank's program, but the program may still
-/// save. Signals within a second of the first are the same request; a later one is forwarded too
-/// and starts the grace period. Ctrl-Z (SIGTSTP) suspends the ranks together with the launcher.
-///
-/// The cause of a failure is written to standard error last, unless the caller does that. The
-/// ranks' standard input is empty.
-///
-/// Call this on a thread that lives until it returns (the main thread), because the ranks are tied
-/// to the life of that thread.
-///
-/// # Errors
-/// The options are invalid, the command does not exist, or a rank cannot be started.
-pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
-    let job = options.job()?;
-    command::check(&options.command[0])?;
-    let streams = Streams::new().map_err(LaunchError::Watch)?;
-    let first = options.node_rank * options.nproc;
-    let open = |dir| Logs::open(dir, first..first + options.nproc, streams.errors());
-    let logs = options
-        .log_dir
-        .as_deref()
-        .map(open)
-        .transpose()
-        .map_err(LaunchError::Logs)?;
-    let guard = options.entry.as_deref().map(Guard::start).transpose();
-    let guard = guard.map_err(LaunchError::Watch)?;
-    let (sender, events) = channel();
-    let signals = watch_signals(sender.clone()).map_err(LaunchError::Watch)?;
-    let mut pumps = Pumps::new(streams.with_logs(logs));
-    let mut run = Supervisor::new(options, guard);
-    for local_rank in 0..options.nproc {
-        if let Err(error) = run.start(local_rank, &job, &sender, &mut pumps) {
-            run.kill();
-            run.supervise(&events);
-            return Err(LaunchError::Start {
-                rank: first + local_rank,
-                error,
-            });
-        }
-    }
-    run.supervise(&events);
-    signals.close();
-    pumps.finish(DRAIN);
-    let outcome = run.into_outcome();
-    pumps.streams.report_repeats();
-    if options.reports_cause && (outcome.cause().is_some() || outcome.signal.is_some()) {
-        pumps.streams.say(&format!("megaburn launch: {outcome}"));
-    }
-    pumps.streams.flush();
-    Ok(outcome)
-}
-
-fn watch_signals(events: Sender<Event>) -> io::Result<signal_hook::iterator::Handle> {
-    let mut signals = Signals::new(passed_on())?;
-    let handle = signals.handle();
-    thread::Builder::new()
-        .name("signals".into())
-        .spawn(move || {
-            for number in signals.forever() {
-                if events.send(Event::Signal(number)).is_err() {
-                    return;
-                }
-            }
-        })?;
-    Ok(handle)
-}
-
-struct Supervisor<'a> {
+/// The ranks of one attempt.
+pub(crate) struct Supervisor<'a> {
+    attempt: usize,
     ranks: Vec<RankProcess>,
     ends: Vec<(usize, EndedBy, bool)>,
     options: &'a LaunchOptions,
-    guard: Option<Guard>,
+    guard: Option<&'a mut Guard>,
     signal: Option<i32>,
     requests: StopRequests,
     plan: Plan,
     /// Whether the ranks were signalled to end.
     told: bool,
+    /// What the coordinator of several hosts sent that is not about these ranks.
+    pub(crate) message: Option<FromCoordinator>,
 }
 
 /// The next action on ranks that still run, and its deadline.
@@ -160,9 +91,14 @@ enum Plan {
 }
 
 impl<'a> Supervisor<'a> {
-    fn new(options: &'a LaunchOptions, guard: Option<Guard>) -> Self {
+    pub(crate) fn new(
+        options: &'a LaunchOptions,
+        attempt: usize,
+        guard: Option<&'a mut Guard>,
+    ) -> Self {
         let (ranks, ends, requests) = Default::default();
         Self {
+            attempt,
             ranks,
             ends,
             options,
@@ -171,17 +107,20 @@ impl<'a> Supervisor<'a> {
             requests,
             plan: Plan::Wait,
             told: false,
+            message: None,
         }
     }
 
-    fn start(
+    /// Starts a rank.
+    pub(crate) fn start(
         &mut self,
         local_rank: usize,
         job: &Job,
         events: &Sender<Event>,
         pumps: &mut Pumps,
     ) -> io::Result<()> {
-        let mut child = start(self.options, local_rank, job)?;
+        let attempt = self.attempt;
+        let mut child = start(self.options, local_rank, attempt, job)?;
         let out = child.stdout.take();
         let err = child.stderr.take();
         let rank = self.options.node_rank * self.options.nproc + local_rank;
@@ -202,11 +141,18 @@ impl<'a> Supervisor<'a> {
             .spawn(move || {
                 let killed = await_end(pid);
                 // Sending cannot fail: the launcher waits for every rank that it started.
-                let _ = events.send(Event::Ended { local_rank, killed });
+                let _ = events.send(Event::Ended {
+                    attempt,
+                    local_rank,
+                    killed,
+                });
                 while killed && group_runs(pid) {
                     thread::sleep(LOOK);
                 }
-                let _ = events.send(Event::GroupEnded { local_rank });
+                let _ = events.send(Event::GroupEnded {
+                    attempt,
+                    local_rank,
+                });
             })?;
         let from = |sink| Source {
             rank,
@@ -222,7 +168,7 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Returns when no rank is running that could still end.
-    fn supervise(&mut self, events: &Receiver<Event>) {
+    pub(crate) fn supervise(&mut self, events: &Receiver<Event>) {
         while self.ranks.iter().any(|rank| rank.running) {
             let event = match self.plan {
                 Plan::Wait => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -231,11 +177,20 @@ impl<'a> Supervisor<'a> {
                 }
             };
             match event {
-                Ok(Event::Ended { local_rank, killed }) => self.ended(local_rank, killed),
-                Ok(Event::GroupEnded { local_rank }) if self.ranks[local_rank].running => {
+                Ok(Event::Ended {
+                    attempt,
+                    local_rank,
+                    killed,
+                }) if attempt == self.attempt => self.ended(local_rank, killed),
+                Ok(Event::GroupEnded {
+                    attempt,
+                    local_rank,
+                }) if attempt == self.attempt && self.ranks[local_rank].running => {
                     self.end(local_rank);
                 }
-                Ok(Event::GroupEnded { .. }) => {}
+                // Of a rank that has ended, or of the attempt before.
+                Ok(Event::Ended { .. } | Event::GroupEnded { .. }) => {}
+                Ok(Event::Coordinator(message)) => self.obey(message),
                 Ok(Event::Signal(number)) if number == Signal::SIGTSTP as i32 => self.suspend(),
                 Ok(Event::Signal(number)) => self.forward_signal(number),
                 Err(_) => match self.plan {
@@ -243,6 +198,19 @@ impl<'a> Supervisor<'a> {
                     Plan::GiveUp(_) => return self.abandon(),
                     Plan::Wait | Plan::Kill(_) => self.kill(),
                 },
+            }
+        }
+    }
+
+    /// Ends the ranks if the coordinator says so, or is lost.
+    fn obey(&mut self, message: FromCoordinator) {
+        match message {
+            FromCoordinator::EndRanks { attempt } if attempt != self.attempt => {}
+            FromCoordinator::EndRanks { .. } if self.plan == Plan::Wait => self.settle(),
+            FromCoordinator::EndRanks { .. } => {}
+            other => {
+                self.message = Some(other);
+                self.settle();
             }
         }
     }
@@ -310,7 +278,8 @@ impl<'a> Supervisor<'a> {
         self.plan = Plan::Kill(Instant::now() + self.options.grace);
     }
 
-    fn kill(&mut self) {
+    /// Kills the ranks.
+    pub(crate) fn kill(&mut self) {
         self.signal_all(Signal::SIGKILL);
         self.told = true;
         self.plan = Plan::GiveUp(Instant::now() + self.options.give_up);
@@ -356,15 +325,14 @@ impl<'a> Supervisor<'a> {
             .for_each(|rank| signal(rank.pid, number));
     }
 
-    fn into_outcome(self) -> Outcome {
+    /// How the ranks ended.
+    pub(crate) fn into_outcome(self) -> Outcome {
         let Self {
             ranks,
             ends,
             signal,
-            guard,
             ..
         } = self;
-        drop(guard);
         let end = |(local_rank, by, told): (usize, EndedBy, bool)| {
             let RankProcess {
                 rank, last_words, ..

@@ -3,11 +3,12 @@
 use std::{fmt, process::ExitStatus};
 
 use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
 
-use crate::EXIT_PEER_FAILED;
+use crate::{EXIT_PEER_FAILED, child};
 
 /// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndedBy {
     /// It exited with this code.
     Code(i32),
@@ -18,6 +19,8 @@ pub enum EndedBy {
         /// Its process id.
         pid: i32,
     },
+    /// Its host was lost, so it is not known how it ended.
+    LostHost,
 }
 
 impl EndedBy {
@@ -60,12 +63,13 @@ impl fmt::Display for EndedBy {
                 "did not exit after it was killed: process {pid} is still running, held in the \
                 kernel by a disk, a network file system or a GPU that does not answer"
             ),
+            Self::LostHost => f.write_str("was lost with its host"),
         }
     }
 }
 
 /// How a rank ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankEnd {
     /// The rank's number.
     pub rank: usize,
@@ -78,7 +82,7 @@ pub struct RankEnd {
 }
 
 /// How a run ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// The ranks of this host, in the order in which they ended.
     pub ends: Vec<RankEnd>,
@@ -106,6 +110,33 @@ impl Outcome {
             .or_else(|| failed().next())
     }
 
+    /// Whether the ranks failed, rather than finished or stopped on purpose.
+    pub(crate) fn is_failure(&self) -> bool {
+        let ends = self.ends.iter().map(|end| end.by);
+        self.signal.is_none() && self.cause().is_some() && exit_code_of_signal(ends).is_none()
+    }
+
+    /// The process of a rank that still runs although it was killed, and holds what it uses.
+    pub(crate) fn held(&self) -> Option<i32> {
+        self.ends.iter().find_map(|end| match end.by {
+            EndedBy::Nothing { pid } => Some(pid),
+            _ => None,
+        })
+    }
+
+    /// Why another start of the ranks would not help; `None` if it may.
+    pub(crate) fn obstacle(&self) -> Option<String> {
+        match self.cause()?.by {
+            EndedBy::Code(2) => {
+                Some("exit code 2 means that the input or the configuration is wrong".into())
+            }
+            EndedBy::Code(code @ (child::EXIT_CANNOT_START | child::EXIT_NOT_FOUND)) => Some(
+                format!("exit code {code} means that the command cannot be started"),
+            ),
+            _ => None,
+        }
+    }
+
     /// The launcher's exit code: the cause's own code, 128 plus the signal number if a signal
     /// killed it (SIGKILL's number for a rank that does not end), or 0 if every rank succeeded.
     pub fn exit_code(&self) -> i32 {
@@ -113,6 +144,7 @@ impl Outcome {
             None => 0,
             Some(EndedBy::Code(code)) => code,
             Some(EndedBy::Signal(number)) => 128 + number,
+            Some(EndedBy::LostHost) => 1,
             Some(EndedBy::Nothing { .. }) => 128 + Signal::SIGKILL as i32,
         }
     }
@@ -197,6 +229,30 @@ mod tests {
             (outcome.cause().map(|end| end.rank), outcome.exit_code()),
             (cause, code)
         );
+    }
+
+    #[rstest]
+    #[case::killed(&[(Signal(9), false), (Code(4), false)], true, None)]
+    #[case::non_finite(&[(Code(3), false)], true, None)]
+    #[case::success(&[(Code(0), false); 2], false, None)]
+    #[case::stopped(&[(Code(75), false); 2], false, None)]
+    #[case::wrong(&[(Code(4), false), (Code(2), false)], true, Some("configuration"))]
+    #[case::no_command(&[(Code(127), false)], true, Some("cannot be started"))]
+    #[case::lost(&[(Code(4), false), (LostHost, false)], true, None)]
+    fn only_a_failure_that_may_pass_is_followed_by_a_restart(
+        #[case] ends: &[(EndedBy, bool)],
+        #[case] is_failure: bool,
+        #[case] obstacle: Option<&str>,
+    ) {
+        let mut outcome = outcome(ends);
+        assert_eq!(outcome.is_failure(), is_failure);
+        if is_failure {
+            let why = outcome.obstacle();
+            assert_eq!(why.is_some(), obstacle.is_some(), "{why:?}");
+            assert!(why.unwrap_or_default().contains(obstacle.unwrap_or_default()));
+        }
+        outcome.signal = Some(15);
+        assert!(!outcome.is_failure());
     }
 
     #[test]

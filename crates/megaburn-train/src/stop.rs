@@ -7,6 +7,7 @@ use std::{
 
 use burn::tensor::TensorData;
 use megaburn_collective::{ProcessGroups, ReduceOp};
+use megaburn_launch::Launched;
 use signal_hook::low_level::signal_name;
 
 use crate::{
@@ -67,6 +68,13 @@ impl StopReason {
     }
 }
 
+/// When `megaburn launch` began, so that a restart does not extend the time limit; now without one.
+fn start_of_launch() -> Instant {
+    let age = Launched::from_env().map(|launched| launched.launch.age());
+    let now = Instant::now();
+    now.checked_sub(age.unwrap_or_default()).unwrap_or(now)
+}
+
 /// The possible reasons to stop on this rank.
 #[derive(Debug)]
 pub(crate) struct Stops {
@@ -87,7 +95,7 @@ impl Stops {
         let at_step = (step > 0 && step < config.train.steps).then_some(step);
         Self {
             signal,
-            started: Instant::now(),
+            started: start_of_launch(),
             after,
             at_step,
         }

@@ -55,13 +55,33 @@ impl JobToken {
     }
 
     /// Whether only the processes of the job know it.
-    pub(super) fn is_secret(&self) -> bool {
+    pub fn is_secret(&self) -> bool {
         self.is_secret
     }
 
+    /// The token of one attempt of a job that is started again after a failure, so that a process of
+    /// another attempt cannot join it. That of attempt 0 is the job's own.
+    pub fn of_attempt(&self, attempt: usize) -> Self {
+        match attempt {
+            0 => self.clone(),
+            _ => Self {
+                text: format!("{}/{attempt}", self.text),
+                is_secret: self.is_secret,
+            },
+        }
+    }
+
     /// Whether both tokens are equal, compared in constant time.
-    pub(super) fn agrees(&self, other: &Self) -> bool {
+    pub fn agrees(&self, other: &Self) -> bool {
         self.text.as_bytes().ct_eq(other.text.as_bytes()).into()
+    }
+
+    /// The token of this process's environment: [`Self::VARIABLE`], else the job id of torchrun or
+    /// Slurm, else the empty token that all jobs without a token share.
+    pub fn from_env() -> Self {
+        Self::from_lookup(|name| {
+            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        })
     }
 
     /// Reads the token from the environment: [`Self::VARIABLE`], else the job id of torchrun or

@@ -1,4 +1,4 @@
-use std::process::Command;
+use std::{process::Command, sync::mpsc::channel};
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 fn held(options: &LaunchOptions) -> Supervisor<'_> {
     let child = Command::new("sleep").arg("600").spawn().unwrap();
     let pid = Pid::from_raw(child.id().cast_signed());
-    let mut run = Supervisor::new(options, None);
+    let mut run = Supervisor::new(options, 0, None);
     let last_words = LastWords::default();
     run.ranks.push(RankProcess {
         rank: 0,
@@ -45,7 +45,7 @@ fn a_rank_that_sigkill_does_not_end_is_left_behind_by_name() {
 #[test]
 fn two_signals_within_a_second_start_no_grace_and_a_later_one_does() {
     let options = LaunchOptions::new(1, vec!["sleep".into()]);
-    let mut run = Supervisor::new(&options, None);
+    let mut run = Supervisor::new(&options, 0, None);
     run.forward_signal(15);
     run.forward_signal(2);
     assert_eq!((run.plan, run.signal), (Plan::Wait, Some(15)));
@@ -61,7 +61,7 @@ fn two_signals_within_a_second_start_no_grace_and_a_later_one_does() {
 #[test]
 fn ranks_that_stop_with_one_code_have_time_to_end_and_a_failure_among_them_cuts_it_short() {
     let options = LaunchOptions::new(3, vec!["sleep".into()]);
-    let mut run = Supervisor::new(&options, None);
+    let mut run = Supervisor::new(&options, 0, None);
     let left = |run: &Supervisor<'_>| match run.plan {
         Plan::Terminate(at) => at.saturating_duration_since(Instant::now()),
         plan => panic!("{plan:?}"),

@@ -6,7 +6,9 @@
 
 #![cfg(target_os = "linux")]
 
+mod hosts;
 mod rank;
+mod restarts;
 mod run;
 mod stopping;
 
@@ -17,7 +19,7 @@ use std::{
 };
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use megaburn_launch::{LaunchOptions, launch, launch_child};
+use megaburn_launch::{LaunchOptions, RestartPolicy, launch, launch_child};
 use nix::sys::signal::Signal;
 use run::Run;
 
@@ -40,9 +42,7 @@ fn main() -> ExitCode {
                 None => LaunchOptions::new(nproc, args.collect()),
             };
             options = options.with_log_dir(std::env::var_os("TEST_LOGS").map(Into::into));
-            if let Ok(port) = std::env::var("TEST_PORT") {
-                options = options.with_master(None, Some(port.parse().unwrap()));
-            }
+            options = with_variables(options);
             match launch(&options) {
                 Ok(outcome) => outcome.exit_code(),
                 Err(error) => {
@@ -56,10 +56,58 @@ fn main() -> ExitCode {
     ExitCode::from(code as u8)
 }
 
+/// Sets the options that the variables `TEST_*` give.
+fn with_variables(mut options: LaunchOptions) -> LaunchOptions {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().unwrap());
+    if let Some(port) = number("TEST_PORT") {
+        options = options.with_master(None, Some(port as u16));
+    }
+    if let Some(restarts) = number("TEST_RESTARTS") {
+        options = options.with_restart(RestartPolicy::new(restarts));
+    }
+    if let Some(node) = number("TEST_NODE") {
+        let port = number("TEST_AGENT_PORT").map(|port| port as u16);
+        options = options
+            .with_master(Some("127.0.0.1".into()), options.master_port)
+            .with_nodes(2, node)
+            .with_spares(number("TEST_SPARES").unwrap_or(0))
+            .with_agent_port(port)
+            .with_host_timeout(Duration::from_secs(8));
+    }
+    options
+}
+
 type Test = fn() -> Result<(), Failed>;
 
 fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 19] = [
+    let tests: [(&str, Test); 28] = [
+        ("ranks_that_fail_are_started_again", restarts::succeeds),
+        (
+            "a_job_without_a_restart_left_ends_with_the_code_of_the_failure",
+            restarts::spent,
+        ),
+        (
+            "a_wrong_configuration_is_not_started_again",
+            restarts::wrong_configuration,
+        ),
+        (
+            "a_signal_in_the_pause_ends_the_job",
+            restarts::stopped_in_pause,
+        ),
+        ("a_killed_rank_restarts_all_hosts", hosts::killed_rank),
+        ("a_spare_replaces_a_lost_host", hosts::lost_host),
+        (
+            "a_host_that_fails_repeatedly_gives_way_to_a_spare",
+            hosts::repeated_failure,
+        ),
+        (
+            "a_launcher_with_other_options_is_refused",
+            hosts::other_options,
+        ),
+        (
+            "ranks_end_when_the_coordinator_is_lost",
+            hosts::lost_coordinator,
+        ),
         ("processes_sum_over_tcp", processes_sum_over_tcp),
         (
             "a_killed_rank_is_named_and_ends_all",

@@ -53,11 +53,23 @@ pub(crate) fn run(mode: &[String]) -> i32 {
             Ok(sum) => println!("sum {sum}"),
             Err(error) => panic!("{error}"),
         },
+        // Ends only in another attempt.
+        "again" if std::env::var("TORCHELASTIC_RESTART_COUNT").unwrap() != "0" => {
+            println!("sum {}", sum(&world, 1).unwrap());
+        }
+        // Node 1 fails, also if it runs the ranks of another node.
+        "node" if std::env::var("TEST_NODE").unwrap() == "1" => {
+            eprintln!("its disk is full");
+            return 1;
+        }
+        "node" if std::env::var("TORCHELASTIC_RESTART_COUNT").unwrap() == "2" => {
+            println!("sum {}", sum(&world, 1).unwrap());
+        }
         "fail" if world.rank() == 1 => {
             eprintln!("its disk is full");
             return mode[1].parse().unwrap();
         }
-        "loop" | "fail" => {
+        "loop" | "fail" | "again" | "node" => {
             let error = loop {
                 if let Err(error) = sum(&world, 300_000) {
                     break error;

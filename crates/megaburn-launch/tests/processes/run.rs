@@ -80,11 +80,24 @@ impl Run {
                 None => ("0", line.as_str()),
             };
             if let Some(pid) = said.strip_prefix("pid ") {
-                pids[rank.parse::<usize>().unwrap()] = Some(pid.parse().unwrap());
+                let rank = rank.parse::<usize>().unwrap();
+                // The launcher of another host than the first has other numbers.
+                pids[rank % self.nproc] = Some(pid.parse().unwrap());
             }
             self.seen.push(line);
         }
         pids.into_iter().map(Option::unwrap).collect()
+    }
+
+    /// Waits until the launcher has written a line with this text to standard error.
+    pub(crate) fn await_line(&mut self, text: &str) {
+        let mut said = Vec::new();
+        while !said.last().is_some_and(|line: &String| line.contains(text)) {
+            let Ok(line) = self.err.recv_timeout(Duration::from_secs(30)) else {
+                panic!("no line with {text:?}: {said:?}");
+            };
+            said.push(line);
+        }
     }
 
     /// Sends a signal to the launcher.

@@ -4,6 +4,7 @@ use std::{fs, io, path::Path};
 
 use megaburn_checkpoint::{may_pass, retried_where, write_atomic};
 use megaburn_collective::host_name;
+use megaburn_launch::Launched;
 use serde::{Deserialize, Serialize};
 
 use super::{RunFolderError, names::MARKER};
@@ -26,6 +27,16 @@ pub(crate) struct Marker {
     /// committed its first checkpoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) set_aside: Vec<String>,
+    /// The start of the ranks that created the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    start: Option<Start>,
+}
+
+/// A start of ranks by `megaburn launch`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Start {
+    launch: String,
+    attempt: usize,
 }
 
 impl Marker {
@@ -42,6 +53,17 @@ impl Marker {
             run_id,
             created: now(),
             set_aside: Vec::new(),
+            start: Launched::from_env().map(|Launched { launch, attempt }| Start {
+                launch: launch.id,
+                attempt,
+            }),
+        })
+    }
+
+    /// Whether an earlier attempt of the same launch created the run.
+    pub(crate) fn is_of_earlier_attempt(&self, launched: &Launched) -> bool {
+        self.start.as_ref().is_some_and(|start| {
+            start.launch == launched.launch.id && start.attempt < launched.attempt
         })
     }
 

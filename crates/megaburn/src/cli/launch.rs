@@ -1,10 +1,10 @@
 //! `megaburn launch`: runs a program as several ranks on this host.
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, builder::NonEmptyStringValueParser};
 use megaburn_collective::JobToken;
-use megaburn_launch::{LaunchOptions, launch};
+use megaburn_launch::{LaunchOptions, RestartPolicy, launch};
 
 use super::{exit_code, print};
 
@@ -39,6 +39,25 @@ pub(super) struct LaunchArgs {
     /// Also append the output of each rank to the file rank-N.log in this folder.
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
+    /// How often the ranks are started again after one fails, hangs or is killed, or a host is
+    /// lost. A run continues from its last checkpoint.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    restarts: usize,
+    /// Count only the restarts within this many seconds, so that rare failures never end the job.
+    #[arg(long, value_name = "SECONDS", requires = "restarts",
+        value_parser = clap::value_parser!(u64).range(1..))]
+    restart_window: Option<u64>,
+    /// Number of hosts beyond --nnodes that wait to replace one that is lost or fails repeatedly;
+    /// their launchers have the node ranks from --nnodes on.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    spares: usize,
+    /// Port on which the launchers of several hosts meet, with --restarts or --spares. Default: the
+    /// one after --master-port.
+    #[arg(long, value_name = "P")]
+    agent_port: Option<u16>,
+    /// How long the launchers of several hosts wait for one that has not come or was lost.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    host_timeout: u64,
     /// The program and its arguments, after `--`.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -46,12 +65,17 @@ pub(super) struct LaunchArgs {
 
 impl LaunchArgs {
     pub(super) fn run(self) -> ExitCode {
+        let window = self.restart_window.map(Duration::from_secs);
         let options = LaunchOptions::new(self.nproc, self.command)
             .with_nodes(self.nnodes, self.node_rank)
             .with_master(self.master_addr, self.master_port)
             .with_ranks_per_gpu(self.ranks_per_gpu)
             .with_job_token(self.job_token.map(JobToken::secret))
-            .with_log_dir(self.log_dir);
+            .with_log_dir(self.log_dir)
+            .with_restart(RestartPolicy::new(self.restarts).with_window(window))
+            .with_spares(self.spares)
+            .with_agent_port(self.agent_port)
+            .with_host_timeout(Duration::from_secs(self.host_timeout));
         match launch(&options) {
             Ok(outcome) => exit_code(outcome.exit_code()),
             Err(error) => {

@@ -13,7 +13,7 @@ use super::{
     begin,
     device::{DeviceArg, launch_again},
     hint, print,
-    train::profile_setting,
+    train::{is_fresh, profile_setting},
 };
 
 /// Trains the model of `task`, as the flags of this process's command line say, and returns the exit
@@ -147,7 +147,8 @@ impl TaskArgs {
             Start::Here(config) => {
                 let stopped = config.run.train.stopped_exit_code;
                 let stop = StopSignal::install()?;
-                Ok(match train_task(task, *config, self.fresh, stop)? {
+                let fresh = is_fresh(&config.run.run.dir, self.fresh)?;
+                Ok(match train_task(task, *config, fresh, stop)? {
                     Ended::Finished => Exit::Done.into(),
                     Ended::Stopped(StopReason::Metrics) => Exit::Failed.into(),
                     Ended::Stopped(_) => ExitCode::from(stopped),

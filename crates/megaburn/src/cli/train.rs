@@ -6,7 +6,7 @@ use clap::Args;
 use megaburn_collective::RankEnv;
 use megaburn_train::{
     ConfigLayers, Ended, Exit, StopReason, TrainConfig, TrainError, dry_run, pretrain,
-    report_start_failure, signal::StopSignal,
+    report_start_failure, signal::StopSignal, starts_anew,
 };
 
 use super::{
@@ -104,7 +104,10 @@ impl TrainArgs {
         if let Some(profile) = &self.profile {
             layers = layers.with_set(&profile_setting(profile))?;
         }
-        let config = layers.with_fresh(self.fresh).load()?;
+        let mut config = layers.clone().with_fresh(self.fresh).load()?;
+        if self.fresh && !starts_anew(config.run.dir.as_ref(), true)? {
+            config = layers.with_fresh(false).load()?;
+        }
         if let Some(ranks) = self.ranks {
             config.layout(Some(ranks))?;
         }
@@ -128,7 +131,8 @@ impl TrainArgs {
             Start::Here(config) => {
                 let stopped = config.train.stopped_exit_code;
                 let stop = StopSignal::install()?;
-                Ok(match pretrain(*config, self.fresh, stop, burn_sources)? {
+                let fresh = is_fresh(&config.run.dir, self.fresh)?;
+                Ok(match pretrain(*config, fresh, stop, burn_sources)? {
                     Ended::Finished => Exit::Done.into(),
                     Ended::Stopped(StopReason::Metrics) => Exit::Failed.into(),
                     Ended::Stopped(_) => ExitCode::from(stopped),
@@ -165,6 +169,15 @@ impl TrainArgs {
         }
         Ok(Start::Here(Box::new(config)))
     }
+}
+
+/// Whether the run in the folder `dir` starts anew. Says so if `--fresh` was done before a restart.
+pub(super) fn is_fresh(dir: &str, fresh: bool) -> Result<bool, TrainError> {
+    let is_fresh = starts_anew(dir.as_ref(), fresh)?;
+    if fresh && !is_fresh && RankEnv::from_env()?.is_none_or(|env| env.rank == 0) {
+        print::note("run    --fresh was done before the restart; this run continues");
+    }
+    Ok(is_fresh)
 }
 
 /// The setting that `--profile` stands for.

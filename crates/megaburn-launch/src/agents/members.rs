@@ -1,0 +1,236 @@
+//! The hosts of a job, and which of them run the ranks of an attempt.
+
+use std::{cmp::Reverse, sync::Arc, time::Instant};
+
+use super::wire::{Connection, Hello};
+use crate::verdict::Outcome;
+
+/// A host with this number of failures of its own gives its place to a spare.
+const REPEATED: usize = 2;
+
+/// A launcher that has joined.
+#[derive(Debug)]
+pub(super) struct Member {
+    /// The number of its connection.
+    pub(super) id: usize,
+    /// The number that it was started with.
+    pub(super) node: usize,
+    pub(super) host: String,
+    pub(super) connection: Option<Arc<Connection>>,
+    pub(super) last_sign: Instant,
+    /// Its number among the hosts of the attempt that runs, or of the last one.
+    pub(super) seat: Option<usize>,
+    /// How its ranks ended in this attempt.
+    pub(super) ended: Option<Outcome>,
+    /// How often it caused a failure.
+    pub(super) failures: usize,
+    /// Whether it holds a process that does not end, so that it cannot run ranks again.
+    pub(super) is_unfit: bool,
+}
+
+impl Member {
+    /// `node 1 (host b)`.
+    pub(super) fn name(&self) -> String {
+        format!("node {} (host {})", self.node, self.host)
+    }
+}
+
+/// The launchers of a job.
+#[derive(Debug)]
+pub(super) struct Members {
+    nnodes: usize,
+    pub(super) all: Vec<Member>,
+    /// What is known of hosts that have left, for when they come back: node, failures, unfit.
+    left: Vec<(usize, usize, bool)>,
+}
+
+impl Members {
+    pub(super) fn new(nnodes: usize) -> Self {
+        Self {
+            nnodes,
+            all: Vec::new(),
+            left: Vec::new(),
+        }
+    }
+
+    /// Adds a launcher.
+    ///
+    /// # Errors
+    /// Another one has its number.
+    pub(super) fn join(
+        &mut self,
+        id: usize,
+        hello: &Hello,
+        connection: Option<Arc<Connection>>,
+        now: Instant,
+    ) -> Result<(), String> {
+        if let Some(other) = self.all.iter().find(|member| member.node == hello.node) {
+            return Err(format!(
+                "the launcher on host {} has `--node-rank {}` already; give each launcher its own",
+                other.host, hello.node
+            ));
+        }
+        let known = self.left.iter().find(|(node, ..)| *node == hello.node);
+        let (failures, is_unfit) = known.map_or((0, false), |(_, failures, unfit)| (*failures, *unfit));
+        self.all.push(Member {
+            id,
+            node: hello.node,
+            host: hello.host.clone(),
+            connection,
+            last_sign: now,
+            seat: None,
+            ended: None,
+            failures,
+            is_unfit,
+        });
+        Ok(())
+    }
+
+    pub(super) fn by_id(&mut self, id: usize) -> Option<&mut Member> {
+        self.all.iter_mut().find(|member| member.id == id)
+    }
+
+    /// Removes a launcher and returns it. It counts as a failure of its host if it had ranks.
+    pub(super) fn remove(&mut self, id: usize) -> Option<Member> {
+        let at = self.all.iter().position(|member| member.id == id)?;
+        let member = self.all.remove(at);
+        self.left.retain(|(node, ..)| *node != member.node);
+        let had_ranks = member.seat.is_some() && member.ended.is_none();
+        let failures = member.failures + usize::from(had_ranks);
+        self.left.push((member.node, failures, member.is_unfit));
+        Some(member)
+    }
+
+    /// The member with this seat.
+    pub(super) fn seated(&self, seat: usize) -> Option<&Member> {
+        self.all.iter().find(|member| member.seat == Some(seat))
+    }
+
+    /// Gives each seat to a host: to the one that had it, unless it failed repeatedly and another is
+    /// free; else to the one with its number; else, if `may_use_spares`, to the free one with the
+    /// fewest failures. Node 0 keeps seat 0. Returns the seats that stay free.
+    pub(super) fn seat(&mut self, may_use_spares: bool) -> Vec<usize> {
+        let is_reliable = |member: &Member| member.failures < REPEATED && !member.is_unfit;
+        let mut spares = self
+            .all
+            .iter()
+            .filter(|member| member.seat.is_none() && member.node >= self.nnodes)
+            .filter(|member| is_reliable(member))
+            .count();
+        for member in &mut self.all {
+            let is_first = member.node == 0;
+            let may_leave = !is_first && !is_reliable(member);
+            if member.is_unfit || member.seat.is_some() && may_leave && spares > 0 {
+                spares = spares.saturating_sub(usize::from(!member.is_unfit));
+                member.seat = None;
+            }
+        }
+        let mut free = Vec::new();
+        for seat in 0..self.nnodes {
+            if self.seated(seat).is_some() {
+                continue;
+            }
+            let candidates = self.all.iter_mut().filter(|member| {
+                let is_own = member.node == seat;
+                let is_possible = member.seat.is_none() && !member.is_unfit;
+                is_possible && (is_own || seat > 0 && member.node > 0 && may_use_spares)
+            });
+            let best = candidates.min_by_key(|member| {
+                (member.failures >= REPEATED, Reverse(member.node == seat), member.failures, member.node)
+            });
+            match best {
+                Some(member) => member.seat = Some(seat),
+                None => free.push(seat),
+            }
+        }
+        free
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use megaburn_collective::JobToken;
+
+    use super::*;
+    use crate::{LaunchOptions, agents::wire::Shape};
+
+    /// Members with these numbers, for a job of two hosts.
+    fn members(nodes: &[usize]) -> Members {
+        let mut members = Members::new(2);
+        for &node in nodes {
+            join(&mut members, node).unwrap();
+        }
+        members
+    }
+
+    fn join(members: &mut Members, node: usize) -> Result<(), String> {
+        let options = LaunchOptions::new(1, vec!["true".into()]).with_nodes(2, node);
+        let hello = Hello {
+            token: JobToken::default(),
+            node,
+            host: format!("host-{node}"),
+            shape: Shape::of(&options),
+        };
+        members.join(node, &hello, None, Instant::now())
+    }
+
+    fn nodes_of_seats(members: &Members) -> Vec<Option<usize>> {
+        let node = |seat| members.seated(seat).map(|member| member.node);
+        (0..2).map(node).collect()
+    }
+
+    #[test]
+    fn each_host_has_its_own_seat_and_spares_wait() {
+        let mut members = members(&[2, 1, 0]);
+        assert!(members.seat(true).is_empty());
+        assert_eq!(nodes_of_seats(&members), [Some(0), Some(1)]);
+        assert!(join(&mut members, 1).unwrap_err().contains("--node-rank 1"));
+    }
+
+    #[test]
+    fn a_spare_takes_the_seat_of_a_lost_host_and_keeps_it() {
+        let mut members = members(&[0, 1, 2]);
+        members.seat(false);
+        members.remove(1).unwrap();
+        assert_eq!(members.seat(false), [1]);
+        assert!(members.seat(true).is_empty());
+        assert_eq!(nodes_of_seats(&members), [Some(0), Some(2)]);
+        join(&mut members, 1).unwrap();
+        members.seat(true);
+        assert_eq!(nodes_of_seats(&members), [Some(0), Some(2)]);
+    }
+
+    #[test]
+    fn a_host_that_fails_repeatedly_gives_way_to_a_spare_but_not_to_nothing() {
+        let mut members = members(&[0, 1]);
+        members.seat(true);
+        for node in [0, 1] {
+            members.by_id(node).unwrap().failures = REPEATED;
+        }
+        assert!(members.seat(true).is_empty());
+        assert_eq!(nodes_of_seats(&members), [Some(0), Some(1)]);
+        join(&mut members, 2).unwrap();
+        assert!(members.seat(true).is_empty());
+        assert_eq!(nodes_of_seats(&members), [Some(0), Some(2)]);
+        // The first host coordinates, so it stays.
+        join(&mut members, 3).unwrap();
+        members.seat(true);
+        assert_eq!(nodes_of_seats(&members), [Some(0), Some(2)]);
+        // The last resort is a host that failed.
+        members.remove(2);
+        members.remove(3);
+        members.seat(true);
+        assert_eq!(nodes_of_seats(&members), [Some(0), Some(1)]);
+    }
+
+    #[test]
+    fn a_host_with_a_process_that_does_not_end_never_has_a_seat_again() {
+        let mut members = members(&[0, 1]);
+        members.seat(true);
+        members.by_id(1).unwrap().is_unfit = true;
+        assert_eq!(members.seat(true), [1]);
+        members.remove(1);
+        join(&mut members, 1).unwrap();
+        assert_eq!(members.seat(true), [1]);
+    }
+}

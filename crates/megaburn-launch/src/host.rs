@@ -1,0 +1,230 @@
+//! The launcher of one host: it starts the ranks, and starts them again after a failure.
+
+use std::{
+    io,
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::sys::signal::{Signal, raise};
+use signal_hook::iterator::{Handle, Signals};
+
+use crate::{
+    LaunchError, LaunchOptions,
+    agents::{self, FromCoordinator},
+    command,
+    guard::Guard,
+    logs::Logs,
+    options::Job,
+    output::{Pumps, Streams},
+    restart::Restarts,
+    signals::passed_on,
+    supervise::{Event, Supervisor},
+    verdict::Outcome,
+};
+
+/// How long the launcher waits for further output after all ranks have ended.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Starts the ranks, passes on their output, and returns when all have ended.
+///
+/// The first rank that fails ends all others:
+///
+/// - They get a second to end by themselves, as ranks that lose a peer do.
+/// - Then they get SIGTERM, and after [`LaunchOptions::grace`] SIGKILL.
+/// - A rank that has not ended [`LaunchOptions::give_up`] after that is abandoned and named.
+///
+/// [`LaunchOptions::restart`] says whether they are then started again.
+///
+/// The signals of [`stop_signals`](super::stop_signals) are forwarded to the ranks, which may save
+/// first. SIGTSTP suspends the ranks together with the launcher.
+///
+/// Call this on a thread that lives until it returns (the main thread), because the ranks are tied
+/// to the life of that thread.
+///
+/// # Errors
+/// The options are invalid, the command does not exist, or a rank cannot be started. With several
+/// hosts: the launcher that coordinates them refuses this one, or is lost.
+///
+/// # Collective
+/// With several hosts, each runs its own launcher with the same options but for `node_rank`.
+pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
+    let job = options.job()?;
+    command::check(&options.command[0])?;
+    let mut host = Host::new(options)?;
+    let outcome = if options.has_agents() {
+        agents::run(&mut host, &job)
+    } else {
+        host.run(job)
+    };
+    host.close();
+    outcome
+}
+
+/// What a launcher keeps over all attempts.
+pub(crate) struct Host<'a> {
+    pub(crate) options: &'a LaunchOptions,
+    streams: Streams,
+    guard: Option<Guard>,
+    signals: Handle,
+    sender: Sender<Event>,
+    events: Receiver<Event>,
+}
+
+/// How an attempt ended.
+pub(crate) struct Attempt {
+    pub(crate) outcome: Outcome,
+    /// What the coordinator of several hosts sent meanwhile that was not about the ranks.
+    pub(crate) message: Option<FromCoordinator>,
+}
+
+impl<'a> Host<'a> {
+    fn new(options: &'a LaunchOptions) -> Result<Self, LaunchError> {
+        let streams = Streams::new().map_err(LaunchError::Watch)?;
+        let guard = options.entry.as_deref().map(Guard::start).transpose();
+        let (sender, events) = channel();
+        Ok(Self {
+            options,
+            streams,
+            guard: guard.map_err(LaunchError::Watch)?,
+            signals: watch_signals(sender.clone()).map_err(LaunchError::Watch)?,
+            sender,
+            events,
+        })
+    }
+
+    /// Runs the ranks of a job that has no other host, or whose hosts do not agree on restarts.
+    fn run(&mut self, first: Job) -> Result<Outcome, LaunchError> {
+        let mut job = first;
+        let mut restarts = Restarts::new(self.options.restart);
+        for attempt in 0.. {
+            let begin = Instant::now();
+            let mut outcome = self.attempt(self.options.node_rank, attempt, &job)?.outcome;
+            self.report(&outcome);
+            if !outcome.is_failure() {
+                return Ok(outcome);
+            }
+            if let Some(pid) = outcome.held() {
+                self.say(&format!(
+                    "no restart: process {pid} is still running and holds its GPU and ports"
+                ));
+                return Ok(outcome);
+            }
+            let lasted = begin.elapsed();
+            let Some(restart) = restarts.after(&outcome, lasted, |text| self.say(text)) else {
+                return Ok(outcome);
+            };
+            if let Err(signal) = self.pause(restart.pause) {
+                outcome.signal = Some(signal);
+                self.report(&outcome);
+                return Ok(outcome);
+            }
+            // Another port and another token, so that nothing of this attempt can join the next.
+            job = self.options.job()?.of_attempt(attempt + 1, job.launch);
+        }
+        unreachable!("the attempts end with a failure without a restart")
+    }
+
+    /// Starts the ranks as those of node `node_rank` and waits until they have ended.
+    ///
+    /// # Errors
+    /// A rank cannot be started, or a log cannot be opened.
+    pub(crate) fn attempt(
+        &mut self,
+        node_rank: usize,
+        attempt: usize,
+        job: &Job,
+    ) -> Result<Attempt, LaunchError> {
+        let options = LaunchOptions {
+            node_rank,
+            ..self.options.clone()
+        };
+        let first = node_rank * options.nproc;
+        let open = |dir| Logs::open(dir, first..first + options.nproc, self.streams.errors());
+        let logs = options.log_dir.as_deref().map(open).transpose();
+        let logs = logs.map_err(LaunchError::Logs)?;
+        let mut pumps = Pumps::new(self.streams.clone().with_logs(logs));
+        let mut run = Supervisor::new(&options, attempt, self.guard.as_mut());
+        for local_rank in 0..options.nproc {
+            if let Err(error) = run.start(local_rank, job, &self.sender, &mut pumps) {
+                run.kill();
+                run.supervise(&self.events);
+                return Err(LaunchError::Start {
+                    rank: first + local_rank,
+                    error,
+                });
+            }
+        }
+        run.supervise(&self.events);
+        pumps.finish(DRAIN);
+        pumps.streams.report_repeats();
+        pumps.streams.flush();
+        let message = run.message.take();
+        Ok(Attempt {
+            outcome: run.into_outcome(),
+            message,
+        })
+    }
+
+    /// The next event, or `None` after `patience`. Ends of ranks of an attempt that is over are left
+    /// out, and a request to suspend is obeyed.
+    pub(crate) fn next(&self, patience: Duration) -> Option<Event> {
+        let until = Instant::now() + patience;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.events.recv_timeout(left) {
+                Ok(Event::Ended { .. } | Event::GroupEnded { .. }) => {}
+                Ok(Event::Signal(number)) if number == Signal::SIGTSTP as i32 => {
+                    let _ = raise(Signal::SIGSTOP);
+                }
+                Ok(event) => return Some(event),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+
+    /// The sender of events, for other threads.
+    pub(crate) fn sender(&self) -> Sender<Event> {
+        self.sender.clone()
+    }
+
+    /// Waits; ends with the number of a signal that asks to stop.
+    fn pause(&self, duration: Duration) -> Result<(), i32> {
+        match self.next(duration) {
+            Some(Event::Signal(number)) => Err(number),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes a line of the launcher itself to standard error.
+    pub(crate) fn say(&self, text: &str) {
+        self.streams.say(&format!("megaburn launch: {text}"));
+    }
+
+    fn report(&self, outcome: &Outcome) {
+        if self.options.reports_cause && (outcome.cause().is_some() || outcome.signal.is_some()) {
+            self.say(&outcome.to_string());
+        }
+    }
+
+    fn close(self) {
+        self.signals.close();
+        self.streams.flush();
+    }
+}
+
+fn watch_signals(events: Sender<Event>) -> io::Result<Handle> {
+    let mut signals = Signals::new(passed_on())?;
+    let handle = signals.handle();
+    thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            for number in signals.forever() {
+                if events.send(Event::Signal(number)).is_err() {
+                    return;
+                }
+            }
+        })?;
+    Ok(handle)
+}

@@ -1,0 +1,99 @@
+//! What a rank knows of the launch that it belongs to.
+
+use std::{
+    io,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use megaburn_collective::JobToken;
+use serde::{Deserialize, Serialize};
+
+/// A launch: all attempts that one `megaburn launch` makes, on all hosts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Launch {
+    /// Random digits.
+    pub id: String,
+    /// When it began, in seconds since 1970.
+    started: u64,
+}
+
+/// The start of this process's ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launched {
+    /// The launch.
+    pub launch: Launch,
+    /// Its number in the launch: 0, or that of the restart.
+    pub attempt: usize,
+}
+
+impl Launch {
+    /// The environment variable with [`Self::id`].
+    pub(crate) const ID: &str = "MEGABURN_LAUNCH_ID";
+    /// The environment variable with the time at which the launch began.
+    pub(crate) const TIME: &str = "MEGABURN_LAUNCH_TIME";
+    /// The environment variable with [`Launched::attempt`], as torchrun names it.
+    pub(crate) const ATTEMPT: &str = "TORCHELASTIC_RESTART_COUNT";
+
+    /// A launch that begins now.
+    ///
+    /// # Errors
+    /// The system provides no random numbers.
+    pub(crate) fn begin() -> io::Result<Self> {
+        let started = SystemTime::now().duration_since(UNIX_EPOCH);
+        Ok(Self {
+            id: JobToken::draw()?.text().into(),
+            started: started.map_or(0, |time| time.as_secs()),
+        })
+    }
+
+    /// How long ago it began.
+    pub fn age(&self) -> Duration {
+        let started = UNIX_EPOCH + Duration::from_secs(self.started);
+        SystemTime::now().duration_since(started).unwrap_or_default()
+    }
+
+    pub(crate) fn variables(&self) -> [(&'static str, String); 2] {
+        [
+            (Self::ID, self.id.clone()),
+            (Self::TIME, self.started.to_string()),
+        ]
+    }
+}
+
+impl Launched {
+    /// Reads what `megaburn launch` told this process; `None` if another launcher, or none, started
+    /// it.
+    pub fn from_env() -> Option<Self> {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Option<Self> {
+        Some(Self {
+            launch: Launch {
+                id: get(Launch::ID)?,
+                started: get(Launch::TIME)?.parse().ok()?,
+            },
+            attempt: get(Launch::ATTEMPT)?.parse().ok()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_reads_what_its_launcher_wrote() {
+        let launch = Launch::begin().unwrap();
+        assert!(launch.age() < Duration::from_secs(10));
+        let mut variables = launch.variables().to_vec();
+        variables.push((Launch::ATTEMPT, "3".into()));
+        let get = |name: &str| {
+            let found = variables.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| value.clone())
+        };
+        let attempt = 3;
+        assert_eq!(Launched::from_lookup(get), Some(Launched { launch, attempt }));
+        assert_eq!(Launched::from_lookup(|_| None), None);
+    }
+}

@@ -1,0 +1,133 @@
+//! Jobs of several hosts, played by launchers on this one, that are started again.
+
+use std::{net::TcpListener, time::Duration};
+
+use libtest_mimic::Failed;
+use nix::sys::signal::Signal;
+
+use super::run::{self, End, Run};
+
+/// How long a job with a restart may take: a silent host is lost after ten seconds.
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// The ports of a job, and the variables of its launchers.
+struct Job {
+    master: String,
+    agents: String,
+    spares: &'static str,
+}
+
+impl Job {
+    fn new(spares: &'static str) -> Self {
+        let free = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let listeners = [free(), free()];
+        let [master, agents] =
+            listeners.map(|listener| listener.local_addr().unwrap().port().to_string());
+        Self {
+            master,
+            agents,
+            spares,
+        }
+    }
+
+    /// The launcher of a host with one rank, in a mode.
+    fn host(&self, node: &str, mode: &str) -> Run {
+        self.host_with(node, mode, "3")
+    }
+
+    fn host_with(&self, node: &str, mode: &str, restarts: &str) -> Run {
+        let this = std::env::current_exe().unwrap();
+        let command = [this.to_str().unwrap(), "rank", mode];
+        let variables = [
+            ("TEST_NODE", node),
+            ("TEST_PORT", &self.master),
+            ("TEST_AGENT_PORT", &self.agents),
+            ("TEST_SPARES", self.spares),
+            ("TEST_RESTARTS", restarts),
+            ("MEGABURN_JOB_TOKEN", "the token of this job"),
+        ];
+        Run::launch(1, &command, &variables)
+    }
+}
+
+fn has_line(lines: &[String], text: &str) -> bool {
+    lines.iter().any(|line| line.contains(text))
+}
+
+/// Panics unless the launcher's rank computed the sum over both ranks.
+fn assert_sum(end: &End) {
+    assert_eq!(end.code, Some(0), "{end:?}");
+    assert!(has_line(&end.out, "sum 3"), "{end:?}");
+}
+
+pub(crate) fn killed_rank() -> Result<(), Failed> {
+    let job = Job::new("0");
+    let mut hosts = ["0", "1"].map(|node| job.host(node, "again"));
+    let pids: Vec<_> = hosts.iter_mut().map(|host| host.pids()[0]).collect();
+    run::signal(pids[1], Signal::SIGKILL);
+    for host in hosts {
+        let end = host.end(LIMIT);
+        assert_sum(&end);
+        for text in ["rank 1 was killed by SIGKILL", "restart 1 of 3"] {
+            assert!(has_line(&end.err, text), "{text}: {end:?}");
+        }
+    }
+    run::assert_gone(&pids);
+    Ok(())
+}
+
+pub(crate) fn lost_host() -> Result<(), Failed> {
+    let job = Job::new("1");
+    let [mut first, mut second, spare] = ["0", "1", "2"].map(|node| job.host(node, "again"));
+    let pids = [first.pids()[0], second.pids()[0]];
+    second.signal(Signal::SIGKILL);
+    let end = first.end(LIMIT);
+    assert_sum(&end);
+    for text in ["node 1 (host", "runs the ranks of node 1"] {
+        assert!(has_line(&end.err, text), "{text}: {end:?}");
+    }
+    assert_sum(&spare.end(LIMIT));
+    run::assert_gone(&pids);
+    Ok(())
+}
+
+pub(crate) fn repeated_failure() -> Result<(), Failed> {
+    let job = Job::new("1");
+    let [first, second, spare] = ["0", "1", "2"].map(|node| job.host(node, "node"));
+    for host in [first, spare] {
+        let end = host.end(LIMIT);
+        assert_sum(&end);
+        assert!(has_line(&end.err, "restart 2 of 3"), "{end:?}");
+    }
+    assert_eq!(second.end(LIMIT).code, Some(0));
+    Ok(())
+}
+
+pub(crate) fn other_options() -> Result<(), Failed> {
+    let job = Job::new("0");
+    let mut first = job.host("0", "again");
+    let end = job.host_with("1", "again", "9").end(LIMIT);
+    assert_eq!(end.code, Some(1), "{end:?}");
+    assert!(has_line(&end.err, "`--restarts` is 9 there and 3"), "{end:?}");
+    // The job waits for the right one.
+    let mut second = job.host("1", "again");
+    let pids = [first.pids()[0], second.pids()[0]];
+    run::signal(pids[0], Signal::SIGKILL);
+    assert_sum(&first.end(LIMIT));
+    assert_sum(&second.end(LIMIT));
+    Ok(())
+}
+
+pub(crate) fn lost_coordinator() -> Result<(), Failed> {
+    let job = Job::new("0");
+    let [mut first, mut second] = ["0", "1"].map(|node| job.host(node, "again"));
+    let pids = [first.pids()[0], second.pids()[0]];
+    first.signal(Signal::SIGKILL);
+    let end = second.end(LIMIT);
+    assert_eq!(end.code, Some(1), "{end:?}");
+    for text in ["lost the launcher of node 0", "no answer for 8 s"] {
+        assert!(has_line(&end.err, text), "{text}: {end:?}");
+    }
+    run::assert_gone(&pids);
+    Ok(())
+}

@@ -16,7 +16,7 @@ use nix::{
     unistd::{Pid, getppid},
 };
 
-use crate::{LaunchOptions, gpus, guard, launched::Launch, options::Job, output::complain};
+use crate::{gpus, guard, job::Job, launched::Launch, options::LaunchOptions, output::complain};
 use megaburn_collective::JobToken;
 
 /// Exit codes for a command that cannot be started; shells use the same ones.

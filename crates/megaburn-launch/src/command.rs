@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::LaunchError;
+use crate::error::LaunchError;
 
 /// Refuses a command that cannot be executed.
 ///

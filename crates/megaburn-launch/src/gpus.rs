@@ -1,6 +1,6 @@
 use megaburn_collective::RankEnv;
 
-use crate::LaunchOptions;
+use crate::options::LaunchOptions;
 
 const VISIBLE: &str = RankEnv::VISIBLE_GPUS;
 const RANKS_PER_GPU: &str = RankEnv::RANKS_PER_GPU;

@@ -11,12 +11,12 @@ use nix::sys::signal::{Signal, raise};
 use signal_hook::iterator::{Handle, Signals};
 
 use crate::{
-    LaunchError, LaunchOptions,
-    agents::{self, FromCoordinator},
-    command,
+    agents::wire::FromCoordinator,
+    error::LaunchError,
     guard::Guard,
+    job::Job,
     logs::Logs,
-    options::Job,
+    options::LaunchOptions,
     output::{Pumps, Streams},
     restart::Restarts,
     signals::passed_on,
@@ -26,41 +26,6 @@ use crate::{
 
 /// How long the launcher waits for further output after all ranks have ended.
 const DRAIN: Duration = Duration::from_secs(2);
-
-/// Starts the ranks, passes on their output, and returns when all have ended.
-///
-/// The first rank that fails ends all others:
-///
-/// - They get a second to end by themselves, as ranks that lose a peer do.
-/// - Then they get SIGTERM, and after [`LaunchOptions::grace`] SIGKILL.
-/// - A rank that has not ended [`LaunchOptions::give_up`] after that is abandoned and named.
-///
-/// [`LaunchOptions::restart`] says whether they are then started again.
-///
-/// The signals of [`stop_signals`](super::stop_signals) are forwarded to the ranks, which may save
-/// first. SIGTSTP suspends the ranks together with the launcher.
-///
-/// Call this on a thread that lives until it returns (the main thread), because the ranks are tied
-/// to the life of that thread.
-///
-/// # Errors
-/// The options are invalid, the command does not exist, or a rank cannot be started. With several
-/// hosts: the launcher that coordinates them refuses this one, or is lost.
-///
-/// # Collective
-/// With several hosts, each runs its own launcher with the same options but for `node_rank`.
-pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
-    let job = options.job()?;
-    command::check(&options.command[0])?;
-    let mut host = Host::new(options)?;
-    let outcome = if options.has_agents() {
-        agents::run(&mut host, &job)
-    } else {
-        host.run(job)
-    };
-    host.close();
-    outcome
-}
 
 /// What a launcher keeps over all attempts.
 pub(crate) struct Host<'a> {
@@ -80,7 +45,8 @@ pub(crate) struct Attempt {
 }
 
 impl<'a> Host<'a> {
-    fn new(options: &'a LaunchOptions) -> Result<Self, LaunchError> {
+    /// Starts the guard and the threads for output and signals.
+    pub(crate) fn new(options: &'a LaunchOptions) -> Result<Self, LaunchError> {
         let streams = Streams::new().map_err(LaunchError::Watch)?;
         let guard = options.entry.as_deref().map(Guard::start).transpose();
         let (sender, events) = channel();
@@ -95,7 +61,7 @@ impl<'a> Host<'a> {
     }
 
     /// Runs the ranks of a job that has no other host, or whose hosts do not agree on restarts.
-    fn run(&mut self, first: Job) -> Result<Outcome, LaunchError> {
+    pub(crate) fn run(&mut self, first: Job) -> Result<Outcome, LaunchError> {
         let mut job = first;
         let mut restarts = Restarts::new(self.options.restart);
         for attempt in 0.. {
@@ -121,7 +87,7 @@ impl<'a> Host<'a> {
                 return Ok(outcome);
             }
             // Another port and another token, so that nothing of this attempt can join the next.
-            job = self.options.job()?.of_attempt(attempt + 1, job.launch);
+            job = Job::of(self.options)?.of_attempt(attempt + 1, job.launch);
         }
         unreachable!("the attempts end with a failure without a restart")
     }
@@ -208,7 +174,8 @@ impl<'a> Host<'a> {
         }
     }
 
-    fn close(self) {
+    /// Stops to watch signals, and writes the rest of the output.
+    pub(crate) fn close(self) {
         self.signals.close();
         self.streams.flush();
     }

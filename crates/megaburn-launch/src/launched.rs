@@ -49,7 +49,9 @@ impl Launch {
     /// How long ago it began.
     pub fn age(&self) -> Duration {
         let started = UNIX_EPOCH + Duration::from_secs(self.started);
-        SystemTime::now().duration_since(started).unwrap_or_default()
+        SystemTime::now()
+            .duration_since(started)
+            .unwrap_or_default()
     }
 
     pub(crate) fn variables(&self) -> [(&'static str, String); 2] {
@@ -61,8 +63,8 @@ impl Launch {
 }
 
 impl Launched {
-    /// Reads what `megaburn launch` told this process; `None` if another launcher, or none, started
-    /// it.
+    /// Reads the variables that `megaburn launch` sets; `None` if another launcher, or none,
+    /// started this process.
     pub fn from_env() -> Option<Self> {
         Self::from_lookup(|name| std::env::var(name).ok())
     }
@@ -93,7 +95,10 @@ mod tests {
             found.map(|(_, value)| value.clone())
         };
         let attempt = 3;
-        assert_eq!(Launched::from_lookup(get), Some(Launched { launch, attempt }));
+        assert_eq!(
+            Launched::from_lookup(get),
+            Some(Launched { launch, attempt })
+        );
         assert_eq!(Launched::from_lookup(|_| None), None);
     }
 }

@@ -29,6 +29,8 @@ mod error;
 mod gpus;
 mod guard;
 mod host;
+mod job;
+mod launch;
 mod launched;
 mod logs;
 mod options;
@@ -45,7 +47,7 @@ mod verdict;
 
 pub use child::{launch_child, tie_to_launcher};
 pub use error::LaunchError;
-pub use host::launch;
+pub use launch::launch;
 pub use launched::{Launch, Launched};
 pub use options::LaunchOptions;
 pub use pool::in_own_pool;

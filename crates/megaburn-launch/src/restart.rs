@@ -122,14 +122,23 @@ impl Restarts {
             0 => "now".to_string(),
             seconds => format!("in {seconds} s"),
         };
-        format!("restart {number} of {}{} {when}", self.policy.restarts, self.within())
+        format!(
+            "restart {number} of {}{} {when}",
+            self.policy.restarts,
+            self.within()
+        )
     }
 
     /// Says that no restart is left; `None` if the policy permits none at all.
     fn describe_end(&self) -> Option<String> {
         let all = self.policy.restarts;
         let plural = if all == 1 { "" } else { "s" };
-        (all > 0).then(|| format!("no restart is left of {all} restart{plural}{}", self.within()))
+        (all > 0).then(|| {
+            format!(
+                "no restart is left of {all} restart{plural}{}",
+                self.within()
+            )
+        })
     }
 
     fn within(&self) -> String {
@@ -149,7 +158,12 @@ mod tests {
     fn quick_failures_pause_longer_and_longer_and_a_long_attempt_ends_that() {
         let mut restarts = Restarts::new(RestartPolicy::new(100));
         let now = Instant::now();
-        let mut pause = |lasted| restarts.next(now, Duration::from_secs(lasted)).unwrap().pause;
+        let mut pause = |lasted| {
+            restarts
+                .next(now, Duration::from_secs(lasted))
+                .unwrap()
+                .pause
+        };
         let pauses: Vec<_> = (0..9).map(|_| pause(5).as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
         assert_eq!((pause(60).as_secs(), pause(59).as_secs()), (0, 1));
@@ -187,7 +201,10 @@ mod tests {
             restarts.describe(at(2, 4)),
             "restart 2 of 3 within 3600 s in 4 s"
         );
-        assert_eq!(restarts.describe(at(1, 0)), "restart 1 of 3 within 3600 s now");
+        assert_eq!(
+            restarts.describe(at(1, 0)),
+            "restart 1 of 3 within 3600 s now"
+        );
         assert_eq!(
             restarts.describe_end().unwrap(),
             "no restart is left of 3 restarts within 3600 s"

@@ -17,11 +17,11 @@ use nix::{
 };
 
 use crate::{
-    LaunchOptions,
-    agents::FromCoordinator,
+    agents::wire::FromCoordinator,
     child::{await_end, group_runs, signal, start},
     guard::Guard,
-    options::Job,
+    job::Job,
+    options::LaunchOptions,
     output::{LastWords, Pumps, Sink, Source},
     signals::StopRequests,
     verdict::{EndedBy, Outcome, RankEnd, exit_code_of_signal},

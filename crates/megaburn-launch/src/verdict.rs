@@ -249,7 +249,10 @@ mod tests {
         if is_failure {
             let why = outcome.obstacle();
             assert_eq!(why.is_some(), obstacle.is_some(), "{why:?}");
-            assert!(why.unwrap_or_default().contains(obstacle.unwrap_or_default()));
+            assert!(
+                why.unwrap_or_default()
+                    .contains(obstacle.unwrap_or_default())
+            );
         }
         outcome.signal = Some(15);
         assert!(!outcome.is_failure());

@@ -13,6 +13,7 @@ mod megatron;
 pub(crate) mod output;
 pub(crate) mod processes;
 mod profile;
+mod restarts;
 pub(crate) mod resume;
 pub(crate) mod run_folder;
 mod stored;

@@ -71,7 +71,8 @@ impl Members {
             ));
         }
         let known = self.left.iter().find(|(node, ..)| *node == hello.node);
-        let (failures, is_unfit) = known.map_or((0, false), |(_, failures, unfit)| (*failures, *unfit));
+        let (failures, is_unfit) =
+            known.map_or((0, false), |(_, failures, unfit)| (*failures, *unfit));
         self.all.push(Member {
             id,
             node: hello.node,
@@ -136,7 +137,12 @@ impl Members {
                 is_possible && (is_own || seat > 0 && member.node > 0 && may_use_spares)
             });
             let best = candidates.min_by_key(|member| {
-                (member.failures >= REPEATED, Reverse(member.node == seat), member.failures, member.node)
+                (
+                    member.failures >= REPEATED,
+                    Reverse(member.node == seat),
+                    member.failures,
+                    member.node,
+                )
             });
             match best {
                 Some(member) => member.seat = Some(seat),
@@ -152,7 +158,7 @@ mod tests {
     use megaburn_collective::JobToken;
 
     use super::*;
-    use crate::{LaunchOptions, agents::wire::Shape};
+    use crate::{agents::wire::Shape, options::LaunchOptions};
 
     /// Members with these numbers, for a job of two hosts.
     fn members(nodes: &[usize]) -> Members {

@@ -5,9 +5,11 @@
 //! started again. Both give a sign of life every second. The connections show the token of the job
 //! and are not encrypted: use a network whose readers you trust.
 
+mod attempts;
 mod coordinator;
+mod listener;
 mod members;
-mod wire;
+pub(crate) mod wire;
 
 use std::{
     io,
@@ -20,16 +22,15 @@ use std::{
 use megaburn_collective::{JobToken, host_name};
 
 use crate::{
-    LaunchError,
+    error::LaunchError,
     host::{Attempt, Host},
-    options::Job,
+    job::Job,
     signals::StopRequests,
     supervise::Event,
     verdict::Outcome,
 };
 use coordinator::Coordinator;
-pub(crate) use wire::FromCoordinator;
-use wire::{BEAT, Connection, FromAgent, Hello, SILENCE, Shape, Start};
+use wire::{BEAT, Connection, FromAgent, FromCoordinator, Hello, SILENCE, Shape, Start, describe};
 
 /// How long a launcher pauses before it tries to connect again.
 const RETRY: Duration = Duration::from_millis(250);
@@ -237,18 +238,8 @@ fn beat(connection: &Arc<Connection>) -> io::Result<()> {
             thread::sleep(BEAT);
         }
     };
-    thread::Builder::new().name("beat".into()).spawn(work).map(drop)
-}
-
-/// Why a connection is lost, in plain words.
-fn describe(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            format!("no sign of life for {} s", SILENCE.as_secs())
-        }
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-            "it closed the connection".into()
-        }
-        _ => error.to_string(),
-    }
+    thread::Builder::new()
+        .name("beat".into())
+        .spawn(work)
+        .map(drop)
 }

@@ -10,7 +10,7 @@ use std::{
 use megaburn_collective::JobToken;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{LaunchOptions, launched::Launch, verdict::Outcome};
+use crate::{launched::Launch, options::LaunchOptions, verdict::Outcome};
 
 /// How often each side gives a sign of life.
 pub(super) const BEAT: Duration = Duration::from_secs(1);
@@ -58,7 +58,9 @@ impl Shape {
         differs.into_iter().find_map(|((name, own), (_, others))| {
             (own != others).then(|| {
                 let (own, others) = (text(own), text(others));
-                format!("`{name}` is {others} there and {own} on node 0; give all launchers the same")
+                format!(
+                    "`{name}` is {others} there and {own} on node 0; give all launchers the same"
+                )
             })
         })
     }
@@ -192,7 +194,11 @@ impl Reader {
     /// The connection has ended or is silent, or this is no message.
     pub(super) fn read<T: DeserializeOwned>(&mut self) -> io::Result<T> {
         let mut line = Vec::new();
-        let most = if self.is_first { LONGEST_FIRST } else { LONGEST };
+        let most = if self.is_first {
+            LONGEST_FIRST
+        } else {
+            LONGEST
+        };
         self.is_first = false;
         let mut part = self.stream.by_ref().take(most);
         part.read_until(b'\n', &mut line)?;
@@ -203,10 +209,23 @@ impl Reader {
     }
 }
 
+/// Why a connection is lost, in plain words.
+pub(super) fn describe(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            format!("no sign of life for {} s", SILENCE.as_secs())
+        }
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+            "it closed the connection".into()
+        }
+        _ => error.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RestartPolicy;
+    use crate::restart::RestartPolicy;
 
     #[test]
     fn launchers_with_other_options_are_named() {

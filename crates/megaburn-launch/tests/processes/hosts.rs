@@ -108,7 +108,10 @@ pub(crate) fn other_options() -> Result<(), Failed> {
     let mut first = job.host("0", "again");
     let end = job.host_with("1", "again", "9").end(LIMIT);
     assert_eq!(end.code, Some(1), "{end:?}");
-    assert!(has_line(&end.err, "`--restarts` is 9 there and 3"), "{end:?}");
+    assert!(
+        has_line(&end.err, "`--restarts` is 9 there and 3"),
+        "{end:?}"
+    );
     // The job waits for the right one.
     let mut second = job.host("1", "again");
     let pids = [first.pids()[0], second.pids()[0]];

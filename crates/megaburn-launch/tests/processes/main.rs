@@ -67,8 +67,9 @@ fn with_variables(mut options: LaunchOptions) -> LaunchOptions {
     }
     if let Some(node) = number("TEST_NODE") {
         let port = number("TEST_AGENT_PORT").map(|port| port as u16);
+        let master_port = options.master_port;
         options = options
-            .with_master(Some("127.0.0.1".into()), options.master_port)
+            .with_master(Some("127.0.0.1".into()), master_port)
             .with_nodes(2, node)
             .with_spares(number("TEST_SPARES").unwrap_or(0))
             .with_agent_port(port)

@@ -51,7 +51,7 @@ pub use idle::{IdleRun, RunInfo, RunPaths};
 use inspect::{FolderContent, Trace, inspect, is_part_of};
 use local::LocalFolder;
 use lock::RunLock;
-use marker::Marker;
+pub(crate) use marker::Marker;
 use names::{CHECKPOINTS, names_in};
 
 /// The folder of a running run, as rank 0 holds it.

@@ -3,6 +3,7 @@
 mod decoder;
 mod end;
 mod logs;
+mod picture;
 mod precision;
 mod profile;
 mod saved;
@@ -43,6 +44,7 @@ use crate::{
 
 pub(crate) use decoder::describe_decoder;
 use logs::{open_logs, start_alerts};
+use picture::Picture;
 pub(crate) use saved::last_saved_step;
 use stamp::Stamp;
 use start::StartMetrics;
@@ -60,6 +62,7 @@ pub(crate) struct Reporter<'a> {
     device: Device,
     /// The command that continues a run.
     command: String,
+    picture: Picture,
 }
 
 /// What a start reports of the run, in addition to what every run has.
@@ -243,6 +246,7 @@ impl<'a> Reporter<'a> {
             data,
             device,
             command: description.command,
+            picture: Picture::default(),
         })
     }
 
@@ -329,6 +333,7 @@ impl<'a> Reporter<'a> {
             }
             self.console.eval(metrics);
         }
+        self.picture.start(&self.folder);
         Ok(())
     }
 }

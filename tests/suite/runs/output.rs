@@ -179,3 +179,21 @@ fn a_run_that_stopped_is_told_from_one_that_finished() {
         (&json!("finished"), &json!(4), &Value::Null)
     );
 }
+
+#[test]
+fn a_run_that_is_killed_has_the_picture_of_its_last_evaluations() {
+    let run = Run::new();
+    let args = run.args("dp2", 1_000_000, &["train.eval_interval=3"]);
+    let mut ranks = Ranks::threads(&args);
+    let picture = run.path("run/loss.svg");
+    let read = || std::fs::read_to_string(&picture).unwrap_or_default();
+    ranks.wait_until(|| !read().is_empty());
+    let first = read();
+    ranks.wait_until(|| read() != first);
+    ranks.kill_all();
+    let last = read();
+    assert!(
+        last.starts_with("<svg") && last.contains("</svg>"),
+        "{last}"
+    );
+}

@@ -1,18 +1,9 @@
 //! The last lines of a run.
 
-use std::path::PathBuf;
-
-use megaburn_report::{
-    loss_plot,
-    metrics::{EvalMetrics, read_metrics},
-};
+use megaburn_report::metrics::EvalMetrics;
 
 use super::Reporter;
-use crate::{
-    error::TrainError,
-    run_folder::names::{METRICS, PICTURE},
-    stop::StopReason,
-};
+use crate::{error::TrainError, stop::StopReason};
 
 impl Reporter<'_> {
     /// Reports that the run stopped, on request or because its metrics cannot be written, and was
@@ -21,7 +12,7 @@ impl Reporter<'_> {
     /// # Errors
     /// The folder no longer belongs to the run.
     pub(crate) fn stopped(mut self, step: u64, reason: StopReason) -> Result<(), TrainError> {
-        self.draw();
+        self.picture.finish(&self.folder);
         let written = self.metrics.finish();
         let saved = if step > 0 {
             ", saved"
@@ -54,7 +45,7 @@ impl Reporter<'_> {
         eval: Option<&EvalMetrics>,
         sample: Option<&str>,
     ) -> Result<(), TrainError> {
-        let picture = self.draw();
+        let picture = self.picture.finish(&self.folder);
         let written = self.metrics.finish();
         let plural = if step == 1 { "" } else { "s" };
         let loss = eval.map(|EvalMetrics { eval_loss, .. }| {
@@ -93,19 +84,6 @@ impl Reporter<'_> {
         let code = error.exit().code();
         self.logs.finish(code);
         self.alerts.fail(&error.to_string(), code);
-    }
-
-    /// Plots the loss and returns the path of the plot. A failure is only a warning.
-    fn draw(&self) -> Option<PathBuf> {
-        let dir = self.folder.path();
-        let draw = || -> Result<(), TrainError> {
-            let records = read_metrics(dir.join(METRICS))?;
-            let title = dir.file_name().unwrap_or_default().to_string_lossy();
-            self.folder
-                .write(PICTURE, loss_plot(&title, &records)?.as_bytes())
-        };
-        let warn = |error| tracing::warn!("cannot draw the loss: {error}");
-        draw().map_err(warn).ok().map(|()| dir.join(PICTURE))
     }
 }
 

@@ -26,6 +26,18 @@ impl GradientAccumulator {
         }
     }
 
+    /// Makes an update from these gradients do nothing if `number`, e.g. the loss, is above `limit`.
+    pub fn skip_if_above(&mut self, number: &DeviceScalar, limit: f32) {
+        match &number.value {
+            Value::Known(number) if *number > f64::from(limit) => self.scale(f64::NAN),
+            Value::Known(_) => {}
+            Value::OnGpu(number) => {
+                let above = number.clone().greater_elem(limit);
+                self.scale_on_gpu(number.ones_like().mask_fill(above, f32::NAN));
+            }
+        }
+    }
+
     /// Makes an update from these gradients do nothing if `number`, e.g. the loss, is not finite.
     pub fn skip_if_not_finite(&mut self, number: &DeviceScalar) {
         match &number.value {

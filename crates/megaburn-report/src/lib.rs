@@ -38,6 +38,7 @@ pub mod console;
 mod error;
 mod layout;
 pub mod logs;
+mod loss_window;
 pub mod metrics;
 mod plot;
 pub mod profile;
@@ -45,4 +46,5 @@ pub mod scaling_law;
 
 pub use error::ReportError;
 pub use layout::describe_layout;
+pub use loss_window::LossWindow;
 pub use plot::{Series, SeriesPlot, length_plot, loss_plot, series_plot};

@@ -99,6 +99,13 @@ pub enum TrainError {
         diagnosis: Diagnosis,
     },
     #[error(
+        "the loss of step {step} is {loss:.4}, a spike (above {bound:.4}, `train.spike_factor` times the \
+        mean of the 16 updates before); the weights are those of step {}: look at its samples, and \
+        continue with train.on_spike = \"skip\" or \"none\"",
+        step.saturating_sub(1)
+    )]
+    LossSpike { step: u64, loss: f64, bound: f64 },
+    #[error(
         "after step {step} `{param}` is not finite on rank {rank}: the update overflowed, or the \
         hardware failed; it was not saved; resume from the last checkpoint, or start again \
         without one, with a smaller optimizer.lr"
@@ -243,6 +250,7 @@ impl TrainError {
         matches!(
             self,
             Self::NonFinite { .. }
+                | Self::LossSpike { .. }
                 | Self::NonFiniteWeights { .. }
                 | Self::TooManySkippedSteps { .. }
                 | Self::ReplicasDiffer { .. }
@@ -270,6 +278,7 @@ impl TrainError {
             Self::Write { .. } | Self::Report(_) | Self::Signals { .. } => Exit::Failed,
             Self::Save { source, .. } if source.is_not_finite() => Exit::NonFinite,
             Self::NonFinite { .. }
+            | Self::LossSpike { .. }
             | Self::NonFiniteWeights { .. }
             | Self::TooManySkippedSteps { .. } => Exit::NonFinite,
             Self::ReplicasDiffer { .. } | Self::Disagrees { .. } => Exit::PeerLost,

@@ -319,6 +319,26 @@ impl<'a> Reporter<'a> {
         self.metrics.write(metrics)
     }
 
+    /// Reports that a step was not finite, and is finite when computed again.
+    pub(crate) fn computed_again(&mut self, step: u64, loss: f64, norm: f64, ranks: &[usize]) {
+        self.alerts.not_finite(step, loss, norm);
+        let whose = match ranks {
+            [] => "no rank's own loss was affected, so it happened in a backward pass or a \
+                reduction"
+                .to_string(),
+            [rank] => format!("the loss of rank {rank} was affected: examine its GPU"),
+            ranks => {
+                let ranks: Vec<_> = ranks.iter().map(usize::to_string).collect();
+                let ranks = ranks.join(", ");
+                format!("the losses of ranks {ranks} were affected: examine their GPUs")
+            }
+        };
+        self.console.line(format!(
+            "warning  step {step} was not finite (loss {loss}, gradient norm {norm}) and is finite \
+            when computed again, so the hardware failed once; {whose}"
+        ));
+    }
+
     /// Reports an evaluation, on each of its data sets. Those that the metrics have already are not
     /// written again: the run was started again after it had finished, or was killed between two.
     pub(crate) fn eval(&mut self, evals: &[EvalMetrics]) -> Result<(), TrainError> {

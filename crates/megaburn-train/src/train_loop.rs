@@ -14,7 +14,10 @@
 use std::ops::ControlFlow;
 
 use megaburn_collective::{Phase, PhaseGuard, ProcessGroups, Pulse, objects};
-use megaburn_report::{metrics::EvalMetrics, profile::Trace};
+use megaburn_report::{
+    metrics::{EvalMetrics, StepMetrics},
+    profile::Trace,
+};
 
 use crate::{
     config::TrainConfig,
@@ -153,7 +156,11 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         let core = self.trainer.core();
         let number = core.progress().step + 1;
         let stepping = self.profiler.step(number, core.world(), &core.device);
-        let metrics = match self.trainer.try_step() {
+        let tried = match self.trainer.try_step() {
+            Err(error) => self.compute_again(error),
+            done => done,
+        };
+        let metrics = match tried {
             Ok(metrics) => metrics,
             Err(error) => return Err(self.failed(error)),
         };
@@ -198,6 +205,32 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
             report.profile(Trace { layout, ..trace })?;
         }
         Ok(())
+    }
+
+    /// Computes a step again whose loss or gradient was not finite: nothing has changed, so it is
+    /// finite if the hardware failed once. Other errors are returned.
+    fn compute_again(&mut self, error: TrainError) -> Result<StepMetrics, TrainError> {
+        let TrainError::NonFinite {
+            step,
+            loss,
+            grad_norm,
+            ..
+        } = error
+        else {
+            return Err(error);
+        };
+        if !self.config.train.rerun_non_finite {
+            return Err(error);
+        }
+        let ranks = self.trainer.core_mut().ranks_of_non_finite_losses()?;
+        let metrics = self.trainer.try_step()?;
+        if let Some(report) = &mut self.report {
+            report.computed_again(step, loss, grad_norm, &ranks);
+        }
+        Ok(StepMetrics {
+            reruns: 1,
+            ..metrics
+        })
     }
 
     /// Records a non-finite step before its diagnosis, because the diagnosis may fail.

@@ -1,6 +1,7 @@
 //! Runs whose model is not a decoder.
 
 mod configs;
+mod faults;
 mod layouts;
 mod model;
 mod profile;

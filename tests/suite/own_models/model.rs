@@ -1,6 +1,12 @@
 //! A small model of a program's own, and runs of it.
 
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
 
 use burn::{
     module::Module,
@@ -125,6 +131,10 @@ struct PointsConfig {
     validation: usize,
     /// The sample from which a point is NaN.
     nan: Option<usize>,
+    /// The sample that is NaN when it is read for the first time.
+    nan_once: Option<usize>,
+    /// The number of a micro-batch, in the order of reading, whose points are far away.
+    spike: Option<usize>,
 }
 
 impl Default for PointsConfig {
@@ -133,6 +143,8 @@ impl Default for PointsConfig {
             train: 37,
             validation: 20,
             nan: None,
+            nan_once: None,
+            spike: None,
         }
     }
 }
@@ -182,29 +194,40 @@ impl TrainTask for Waves {
 
     fn data(&self, config: &Config) -> Result<TaskData<Points>, TaskError> {
         let hidden = config.net.hidden;
-        let points = |first: usize, nan: Option<usize>| {
-            move |samples: &MicroBatch, device: &Device| {
-                let value = |sample: usize, at: usize| match nan {
-                    Some(nan) if sample >= nan => f32::NAN,
-                    _ => ((first + sample) as f32 * 0.37 + at as f32 * 1.3).sin(),
-                };
-                let values: Vec<f32> = samples
-                    .iter()
-                    .flat_map(|sample| (0..hidden).map(move |at| value(*sample, at)))
-                    .collect();
-                let values = TensorData::new(values, [1, samples.len(), hidden]);
-                (Tensor::from_data(values, device), samples.block)
-            }
-        };
+        let points =
+            |first: usize, nan: Option<usize>, once: Option<usize>, spike: Option<usize>| {
+                let was_read = AtomicBool::new(false);
+                let reads = AtomicUsize::new(0);
+                move |samples: &MicroBatch, device: &Device| {
+                    let is_bad = once
+                        .is_some_and(|once| samples.iter().any(|sample| *sample == once))
+                        && !was_read.swap(true, Ordering::Relaxed);
+                    let is_far = spike == Some(reads.fetch_add(1, Ordering::Relaxed));
+                    let scale = if is_far { 1e3 } else { 1.0 };
+                    let value = |sample: usize, at: usize| match nan {
+                        Some(nan) if sample >= nan => f32::NAN,
+                        _ if is_bad => f32::NAN,
+                        _ => scale * ((first + sample) as f32 * 0.37 + at as f32 * 1.3).sin(),
+                    };
+                    let values: Vec<f32> = samples
+                        .iter()
+                        .flat_map(|sample| (0..hidden).map(move |at| value(*sample, at)))
+                        .collect();
+                    let values = TensorData::new(values, [1, samples.len(), hidden]);
+                    (Tensor::from_data(values, device), samples.block)
+                }
+            };
         let PointsConfig {
             train,
             validation,
             nan,
+            nan_once,
+            spike,
         } = config.points;
-        let data = TaskData::new(BatchFn::new(train, points(0, nan)));
+        let data = TaskData::new(BatchFn::new(train, points(0, nan, nan_once, spike)));
         Ok(match validation {
             0 => data,
-            _ => data.with_validation(BatchFn::new(validation, points(train, None))),
+            _ => data.with_validation(BatchFn::new(validation, points(train, None, None, None))),
         })
     }
 

@@ -1,15 +1,12 @@
 //! Notices spikes of the loss.
 
-use std::collections::VecDeque;
+use crate::loss_window::LossWindow;
 
-/// The number of steps whose mean loss a spike is compared with.
-const STEPS: usize = 16;
-
-/// The losses of the last steps.
+/// The losses of the last steps, and whether a spike has been noticed.
 #[derive(Debug)]
 pub(super) struct Spikes {
     factor: f64,
-    losses: VecDeque<f64>,
+    losses: LossWindow,
     /// Whether the last loss was a spike. Those that follow it are the same one.
     is_in_spike: bool,
 }
@@ -19,7 +16,7 @@ impl Spikes {
     pub(super) fn new(factor: f64) -> Self {
         Self {
             factor,
-            losses: VecDeque::with_capacity(STEPS),
+            losses: LossWindow::default(),
             is_in_spike: false,
         }
     }
@@ -29,15 +26,13 @@ impl Spikes {
         if !loss.is_finite() {
             return None;
         }
-        let mean = self.losses.iter().sum::<f64>() / STEPS as f64;
-        let is_spike = self.losses.len() == STEPS && loss > mean + (self.factor - 1.0) * mean.abs();
+        let mean = self.losses.mean();
+        let bound = self.losses.bound(self.factor);
+        let is_spike = bound.is_some_and(|bound| loss > bound);
         let begins = is_spike && !self.is_in_spike;
         self.is_in_spike = is_spike;
-        if self.losses.len() == STEPS {
-            self.losses.pop_front();
-        }
-        self.losses.push_back(loss);
-        begins.then_some(mean)
+        self.losses.add(loss);
+        mean.filter(|_| begins)
     }
 }
 

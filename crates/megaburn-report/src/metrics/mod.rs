@@ -70,6 +70,9 @@ pub struct StepMetrics {
     /// Whether the step was skipped: its gradient overflowed f16 or exceeded the threshold.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+    /// How often the step was computed again because its loss or gradient was not finite.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub reruns: u64,
     /// Fraction of the positions that are padding, with `data.documents`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub padding: Option<f64>,
@@ -282,6 +285,11 @@ pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
         memory_bytes: 123 << 20,
         ..StepMetrics::default()
     }
+}
+
+/// Whether a count is left out of a line.
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 #[cfg(test)]

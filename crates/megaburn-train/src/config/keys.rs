@@ -123,7 +123,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         Numeric,
         "train",
         "steps dtype tf32 hidden_dropout attention_dropout label_smoothing z_loss \
-         mtp_loss_scaling_factor global_batch eval_batches",
+         mtp_loss_scaling_factor global_batch eval_batches on_spike spike_factor",
     ),
     (
         Under(&[AuxLoss, Sinkhorn, RankCapacity, Quantised]),
@@ -135,7 +135,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         "train",
         "tune_products attention fused_linear_cross_entropy eval_interval log_interval \
          checkpoint_interval checkpoint_interval_minutes async_save check_replicas_interval \
-         log_num_zeros log_params_norm log_max_attention_logit keep_checkpoints keep_checkpoints_every \
+         rerun_non_finite log_num_zeros log_params_norm log_max_attention_logit keep_checkpoints keep_checkpoints_every \
          keep_best_checkpoints local_checkpoint_dir checkpoint_replicas checkpoint_store \
          keep_stored_checkpoints timeout_seconds start_timeout_seconds save_timeout_seconds \
          load_timeout_seconds step_timeout_seconds exit_after_minutes exit_at_step \

@@ -7,7 +7,7 @@ use megaburn_optim::Dtype;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BatchRampConfig, TrainConfig, ineffective_keys::Condition, require::require};
+use super::{BatchRampConfig, OnSpike, TrainConfig, ineffective_keys::Condition, require::require};
 use crate::error::TrainError;
 
 /// `[train]`: batches, intervals, time limits and the number of steps.
@@ -87,6 +87,17 @@ pub struct TrainingConfig {
     pub async_save: bool,
     /// Steps between comparisons of the weights that ranks hold copies of; 0 never compares.
     pub check_replicas_interval: u64,
+    /// Whether a step whose loss or gradient is not finite is computed again, from the same weights
+    /// and samples, before the run ends (not in f16, where the loss scale falls instead). If it is
+    /// finite then, the hardware failed once: the run continues, and names the ranks whose loss was
+    /// not finite.
+    pub rerun_non_finite: bool,
+    /// What follows a spike of the loss: one above `spike_factor` times the mean of the 16 updates
+    /// before.
+    pub on_spike: OnSpike,
+    /// The bound of a spike, as a multiple of the mean loss.
+    #[schemars(extend("exclusiveMinimum" = 1))]
+    pub spike_factor: f64,
     /// Whether each step logs `num_zeros`, the number of zeros in its gradient.
     pub log_num_zeros: bool,
     /// Whether each step logs `params_norm`, the norm of all parameters after its update. The step
@@ -174,6 +185,9 @@ impl Default for TrainingConfig {
             checkpoint_interval_minutes: 0.0,
             async_save: false,
             check_replicas_interval: 0,
+            rerun_non_finite: true,
+            on_spike: OnSpike::None,
+            spike_factor: 2.0,
             log_num_zeros: false,
             log_params_norm: false,
             log_max_attention_logit: false,
@@ -245,6 +259,11 @@ impl TrainingConfig {
                 "micro_batch",
                 config.parallel.max_tokens_per_rank.is_none(),
                 "without parallel.max_tokens_per_rank",
+            ),
+            (
+                "spike_factor",
+                self.on_spike != OnSpike::None,
+                "with train.on_spike = \"skip\" or \"stop\"",
             ),
             (
                 "mtp_loss_scaling_factor",

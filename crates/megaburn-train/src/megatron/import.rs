@@ -144,6 +144,7 @@ pub fn from_megatron(
         last_load: Vec::new(),
         amaxes: SavedAmaxes::default(),
         fallbacks: Default::default(),
+        losses: Vec::new(),
         eval_losses: BTreeMap::new(),
         imported: Some(ImportedFrom::Megatron),
     };

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use megaburn_checkpoint::Checkpoint;
 use megaburn_collective::{Phase, objects};
 use megaburn_optim::LossScaler;
+use megaburn_report::LossWindow;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -29,6 +30,9 @@ struct TaskState {
     config: Value,
     loss_scaler: Option<LossScaler>,
     optimizer: String,
+    /// With `train.on_spike`, the losses of the last updates.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    losses: Vec<f64>,
     /// The validation losses so far, at each step, for `train.keep_best_checkpoints`.
     eval_losses: BTreeMap<u64, f64>,
 }
@@ -43,6 +47,7 @@ impl<T: TrainTask> ModelTrainer<T> {
             config: self.config.record(&core.layout()),
             loss_scaler: core.loss_scaler,
             optimizer: core.optimizer.name().to_string(),
+            losses: core.losses.losses().collect(),
             eval_losses: core.eval_losses.clone(),
         };
         Record {
@@ -98,8 +103,10 @@ impl<T: TrainTask> ModelTrainer<T> {
             progress,
             loss_scaler,
             eval_losses,
+            losses,
             ..
         } = saved;
+        self.core.losses = LossWindow::of(losses);
         self.core.load(
             &checkpoint,
             progress,

@@ -25,6 +25,8 @@ pub(super) struct Totals {
 /// The sums over ranks, which the host has not waited for.
 pub(super) struct Sums {
     pub(super) loss: DeviceScalar,
+    /// The losses of this rank's micro-batches, still on the device.
+    pub(super) own_losses: Tensor<1>,
     metrics: Vec<(&'static str, DeviceScalar)>,
 }
 
@@ -85,18 +87,24 @@ impl Totals {
     /// # Collective
     /// All members.
     pub(super) fn sum_over(self, group: &Group, device: &Device) -> Result<Sums, TrainError> {
-        let sum = |mut sums: Vec<Tensor<1>>| {
+        let own = |mut sums: Vec<Tensor<1>>| {
             if sums.is_empty() {
                 sums.push(Tensor::zeros([1], (&device.clone().inner(), DType::F32)));
             }
-            DeviceScalar::of(Tensor::cat(sums, 0), group)
+            Tensor::cat(sums, 0)
         };
-        let loss = sum(self.losses)?;
+        let sum = |sums| DeviceScalar::of(own(sums), group);
+        let own_losses = own(self.losses);
+        let loss = DeviceScalar::of(own_losses.clone(), group)?;
         let mut metrics = Vec::new();
         for (name, sums) in self.names.iter().zip(self.metrics) {
             metrics.push((*name, sum(sums)?));
         }
-        Ok(Sums { loss, metrics })
+        Ok(Sums {
+            loss,
+            own_losses,
+            metrics,
+        })
     }
 }
 

@@ -136,12 +136,14 @@ impl<T: TrainTask> ModelTrainer<T> {
         let counted = self.core.count_gradients()?;
         let norm = self.core.grads.norm()?;
         let sums = totals.sum_over(&self.core.groups.batch, &self.core.device)?;
+        self.core.own_losses = Some(sums.own_losses.clone());
         drop(reduce);
 
         // Clip and update; the device skips it if loss or gradient is not finite.
         let rates = self.core.next_rates(samples);
         let num_zeros = self.core.num_zeros()?;
         self.core.grads.skip_if_not_finite(&sums.loss);
+        self.core.skip_spike(&sums.loss, num_items);
         let update = self.core.spans.range("update");
         self.core.clip(&norm);
         self.core.update_weights(&rates)?;
@@ -160,6 +162,7 @@ impl<T: TrainTask> ModelTrainer<T> {
             loss,
             grad_norm,
             is_update,
+            ..
         } = outcome;
         let num_zeros = self.core.read_if_logged(num_zeros, DeviceScalar::read)?;
         let params_norm = self.core.read_if_logged(params_norm, GradNorm::read)?;

@@ -4,6 +4,7 @@ use megaburn_checkpoint::Checkpoint;
 use megaburn_collective::{Phase, Progress as PhaseProgress};
 use megaburn_mesh::Layout;
 use megaburn_models::{DecoderConfig, ModelError, source::ModelSource};
+use megaburn_report::LossWindow;
 use serde::de::Error as _;
 use serde_json::{Value, json};
 
@@ -123,6 +124,7 @@ impl Trainer {
             amaxes,
             fallbacks,
             eval_losses,
+            losses,
             imported,
             ..
         } = read_state(checkpoint)?;
@@ -132,6 +134,7 @@ impl Trainer {
         self.resume_precision(fallbacks)?;
         let amaxes = self.resume_amaxes(amaxes)?;
         self.imported = imported;
+        self.core.losses = LossWindow::of(losses);
         if self.core.groups.is_main() {
             self.core.eval_losses = eval_losses;
         }

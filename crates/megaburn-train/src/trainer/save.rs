@@ -50,6 +50,9 @@ pub(crate) struct TrainerState {
     /// With `precision.fallback`, the layers that fell back.
     #[serde(default, skip_serializing_if = "Fallbacks::is_empty")]
     pub(crate) fallbacks: Fallbacks,
+    /// With `train.on_spike`, the losses of the last updates.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) losses: Vec<f64>,
     /// The validation losses so far, at each step, for `train.keep_best_checkpoints`.
     #[serde(default)]
     pub(crate) eval_losses: BTreeMap<u64, f64>,
@@ -166,6 +169,7 @@ impl Trainer {
             last_load: self.last_load.clone(),
             amaxes: self.amax_histories.saved(),
             fallbacks: self.precision.fallbacks.clone(),
+            losses: self.core.losses.losses().collect(),
             eval_losses: self.core.eval_losses.clone(),
             imported: self.imported,
         }

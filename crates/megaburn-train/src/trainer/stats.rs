@@ -24,6 +24,8 @@ pub(super) struct LossTotals {
 /// The losses of a step, summed over ranks, which the host has not waited for.
 pub(super) struct StepLossTotals {
     pub(super) loss: DeviceScalar,
+    /// The losses of this rank's micro-batches, still on the device.
+    pub(super) own_losses: Tensor<1>,
     pub(super) mtp: Vec<DeviceScalar>,
     /// That of the binary head; `None` without labels for it.
     pub(super) binary: Option<DeviceScalar>,
@@ -123,15 +125,17 @@ impl Losses {
         group: &Group,
         device: &Device,
     ) -> Result<StepLossTotals, OptimError> {
-        let sum = |mut sums: Vec<Tensor<1>>| {
+        let own = |mut sums: Vec<Tensor<1>>| {
             if sums.is_empty() {
                 sums.push(Tensor::zeros([1], (&device.clone().inner(), DType::F32)));
             }
-            DeviceScalar::of(Tensor::cat(sums, 0), group)
+            Tensor::cat(sums, 0)
         };
-        let loss = sum(self.sums)?;
+        let sum = |sums| DeviceScalar::of(own(sums), group);
+        let own_losses = own(self.sums);
         Ok(StepLossTotals {
-            loss,
+            loss: DeviceScalar::of(own_losses.clone(), group)?,
+            own_losses,
             binary: self.binary.map(sum).transpose()?,
             mtp: self.mtp.into_iter().map(sum).collect::<Result<_, _>>()?,
         })

@@ -57,14 +57,20 @@ impl Trainer {
         self.core.grads.scale(1.0 / (loss_factor * tokens.max(1.0)));
         let counted = self.core.count_gradients()?;
         let norm = self.core.grads.norm()?;
-        let StepLossTotals { loss, mtp, binary } =
-            losses.sum_over(&self.core.groups.batch, &self.core.device)?;
+        let StepLossTotals {
+            loss,
+            own_losses,
+            mtp,
+            binary,
+        } = losses.sum_over(&self.core.groups.batch, &self.core.device)?;
+        self.core.own_losses = Some(own_losses);
         drop(reduce);
 
         // Clip and update; the device skips it if loss or gradient is not finite.
         let rates = self.core.next_rates(samples);
         let num_zeros = self.core.num_zeros()?;
         self.core.grads.skip_if_not_finite(&loss);
+        self.core.skip_spike(&loss, tokens);
         self.clip_and_update(&rates, &norm)?;
         self.core.enqueued = started.elapsed();
         // The host has only enqueued so far; here it waits for the device.
@@ -90,6 +96,7 @@ impl Trainer {
             loss,
             grad_norm,
             is_update,
+            ..
         } = outcome;
         let mean = |sum: &DeviceScalar| {
             Ok::<_, TrainError>(self.core.device_error(sum.read())? / tokens.max(1.0))

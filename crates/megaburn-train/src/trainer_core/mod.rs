@@ -20,6 +20,7 @@ mod reduced;
 mod replicas;
 mod save;
 mod schedules;
+mod spikes;
 mod step;
 mod stored_retention;
 
@@ -30,7 +31,7 @@ use std::{
     time::Duration,
 };
 
-use burn::{module::Module, prelude::Device};
+use burn::{module::Module, prelude::Device, tensor::Tensor};
 use megaburn_checkpoint::Background;
 use megaburn_collective::{Group, ProcessGroups};
 use megaburn_data::GlobalBatch;
@@ -38,6 +39,7 @@ use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_optim::{D2hCopy, GradientAccumulator, LossScaler, Optimizer, Sharding};
 use megaburn_parallel::BlockStatistics;
 use megaburn_report::{
+    LossWindow,
     metrics::{EvalMetrics, LayerStatistics},
     profile::Spans,
 };
@@ -81,6 +83,12 @@ pub(crate) struct TrainerCore<M> {
     pub(crate) batch: GlobalBatch,
     pub(crate) progress: Progress,
     pub(crate) enqueued: Duration,
+    /// The losses of the last updates, with `train.on_spike`.
+    pub(crate) losses: LossWindow,
+    /// The loss above which this step is a spike.
+    spike_bound: Option<f64>,
+    /// The losses of this rank's micro-batches in the last step, still on the device.
+    pub(crate) own_losses: Option<Tensor<1>>,
     /// The run folder that checkpoints are saved to, if the run has taken it.
     pub(crate) run: Option<RunShare>,
     /// The validation loss at each step that was evaluated, only on rank 0; for
@@ -142,6 +150,9 @@ impl<M: Module> TrainerCore<M> {
             pipeline,
             device,
             progress: Progress::default(),
+            losses: LossWindow::default(),
+            spike_bound: None,
+            own_losses: None,
             enqueued: Duration::ZERO,
             run: None,
             eval_losses: BTreeMap::new(),

@@ -10,7 +10,7 @@ use super::TrainerCore;
 use crate::{
     diagnosis::{Diagnosis, NonFiniteOrigin},
     error::TrainError,
-    failure::diagnose,
+    failure::{diagnose, read_all},
     ranks::panic_text,
 };
 
@@ -56,6 +56,27 @@ impl<M: Module> TrainerCore<M> {
             .reduce(latest)
             .map(|(_, param)| NonFiniteOrigin { ranks, param });
         Ok(objects::broadcast(world, &non_finite_origin)?)
+    }
+}
+
+impl<M: Module> TrainerCore<M> {
+    /// The ranks whose losses were not finite in the last step, before they were summed. Stages that
+    /// compute no loss are not among them.
+    ///
+    /// # Errors
+    /// A failed collective or device.
+    /// # Collective
+    /// All ranks; one flag.
+    pub(crate) fn ranks_of_non_finite_losses(&mut self) -> Result<Vec<usize>, TrainError> {
+        let own = match self.own_losses.take() {
+            Some(losses) => read_all(losses)?,
+            None => Vec::new(),
+        };
+        let is_bad = own.iter().any(|loss| !loss.is_finite());
+        let world = &self.groups.world;
+        let all = objects::gather(world, &is_bad)?.into_iter().enumerate();
+        let ranks: Vec<usize> = all.filter_map(|(rank, bad)| bad.then_some(rank)).collect();
+        Ok(objects::broadcast(world, &ranks)?)
     }
 }
 

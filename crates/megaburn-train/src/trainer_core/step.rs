@@ -7,7 +7,10 @@ use megaburn_optim::{DeviceScalar, GradNorm, LossScaler, OptimError};
 
 use super::{TrainerCore, reduced::world_max, schedules::StepRates};
 use crate::{
-    config::OptimizerConfig, diagnosis::Diagnosis, error::TrainError, failure::device_error,
+    config::{OnSpike, OptimizerConfig},
+    diagnosis::Diagnosis,
+    error::TrainError,
+    failure::device_error,
     memory::used_bytes,
 };
 
@@ -21,6 +24,8 @@ pub(crate) struct Outcome {
     pub(crate) loss: f64,
     pub(crate) grad_norm: f64,
     pub(crate) is_update: bool,
+    /// Whether the update was left out because the loss is a spike.
+    is_spike: bool,
 }
 
 impl Outcome {
@@ -147,16 +152,18 @@ impl<M: Module> TrainerCore<M> {
         norm: &GradNorm,
         count: f64,
     ) -> Result<Outcome, TrainError> {
-        let loss = self.device_error(loss.read())? / count.max(1.0);
+        let sum = self.device_error(loss.read())?;
+        let loss = sum / count.max(1.0);
         let threshold = limit(self.config.optimizer.grad_norm_skip_threshold);
         let (grad_norm, is_above) = self.device_error(norm.read_against(threshold))?;
         let outcome = Outcome {
             loss,
             grad_norm,
             is_update: !is_above,
+            is_spike: self.is_spike(sum, count),
         };
         Ok(Outcome {
-            is_update: !is_above && outcome.is_finite(),
+            is_update: !is_above && !outcome.is_spike && outcome.is_finite(),
             ..outcome
         })
     }
@@ -207,8 +214,13 @@ impl<M: Module> TrainerCore<M> {
             loss,
             grad_norm,
             is_update,
+            is_spike,
         } = outcome;
         let step = self.progress.step + 1;
+        if is_spike && self.config.train.on_spike == OnSpike::Stop {
+            let bound = self.spike_bound.unwrap_or_default();
+            return Err(TrainError::LossSpike { step, loss, bound });
+        }
         if !outcome.is_finite() && self.loss_scaler.is_none() {
             let diagnosis = Diagnosis::None;
             return Err(TrainError::NonFinite {
@@ -243,6 +255,7 @@ impl<M: Module> TrainerCore<M> {
         if let Some(scaler) = &mut self.loss_scaler {
             scaler.update(!outcome.is_finite());
         }
+        self.add_loss(outcome);
         self.progress.advance(samples, tokens, is_update);
         Ok(())
     }

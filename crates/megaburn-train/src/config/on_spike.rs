@@ -1,0 +1,18 @@
+//! `train.on_spike`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What follows a spike of the loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[derive(JsonSchema)]
+pub enum OnSpike {
+    /// Nothing: the step counts as any other.
+    #[default]
+    None,
+    /// The step is skipped: its samples are consumed, and no weight changes.
+    Skip,
+    /// The run ends with exit code 3, with the weights of the step before.
+    Stop,
+}

@@ -4,6 +4,7 @@ mod commands;
 mod first_run;
 mod inline;
 mod megatron;
+mod messages;
 mod programs;
 mod settings;
 mod shell;

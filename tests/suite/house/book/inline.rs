@@ -10,19 +10,19 @@ use super::{
     shell::is_program,
 };
 
-/// Names that look like keys and are something else: parameters of models, files and methods.
+/// Names that look like keys and are something else: files, parameters, keys of `metrics.jsonl`.
 fn is_no_key(name: &str) -> bool {
-    let files = [
-        ".json", ".jsonl", ".toml", ".md", ".rs", ".py", ".idx", ".bin", ".pt", ".npy",
-    ];
+    let files = [".json", ".jsonl", ".pt", ".rs", ".safetensors", ".toml"];
     let parameters = [
         "model.layers.",
-        "model.embed_tokens",
+        "model.embed_tokens.",
         "model.norm.",
-        "model.decoder.",
+        "optimizer.optimizer.",
     ];
+    let metrics = ["precision.layers", "precision.fallbacks"];
     files.iter().any(|ending| name.ends_with(ending))
         || parameters.iter().any(|begin| name.starts_with(begin))
+        || metrics.contains(&name)
 }
 
 /// What is wrong with a text in backticks, if anything.

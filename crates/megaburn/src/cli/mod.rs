@@ -189,8 +189,8 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Sweep(args) => begin(|| args.run()),
         Command::Tokenize(args) => args.run(),
         Command::Launch(args) => args.run(),
-        Command::Completions(args) => done(args.run(command())),
-        Command::Man(args) => done(args.run(command())),
+        Command::Completions(args) => done(args.run(self::command())),
+        Command::Man(args) => done(args.run(self::command())),
         Command::LaunchChild { args } => exit_code(launch_child(args)),
     };
     print::flush();

@@ -5,6 +5,7 @@ mod first_run;
 mod inline;
 mod megatron;
 mod messages;
+mod pictures;
 mod programs;
 mod settings;
 mod shell;

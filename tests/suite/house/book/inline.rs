@@ -28,7 +28,7 @@ fn is_no_key(name: &str) -> bool {
 /// What is wrong with a text in backticks, if anything.
 fn wrong(code: &str) -> Option<String> {
     let words: Vec<&str> = code.split(' ').collect();
-    if is_program(words[0]) && words[0] != "cargo" && words.len() > 1 {
+    if is_program(words[0]) && words[0] != "cargo" && words.len() > 1 && words[1] != "=" {
         return wrong_command(cli::command(), &words[1..]);
     }
     if words[0] == "--set" {

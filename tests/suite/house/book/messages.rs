@@ -91,7 +91,7 @@ fn messages_on_pages_are_those_of_the_program() {
 
 #[test]
 fn a_message_is_divided_at_what_it_leaves_out() {
-    let parts = parts("cannot save step ..: .. is full, 12 of 34 bytes; is it");
+    let parts = parts("cannot save step ..: .. is full, 12 of 34; is it");
     assert_eq!(parts, ["cannot save step", "is full"]);
     let page = Page {
         name: "x".into(),

@@ -114,11 +114,15 @@ fn settings(matches: &ArgMatches, is_run: bool) -> Result<(), String> {
         layers = layers.with_set(&text).map_err(|e| e.to_string())?;
         is_known &= !text.starts_with("data.tokenizer=");
     }
+    let has_layout = !values("layout").is_empty();
     for layout in values("layout") {
         layers = layers.with_layout(&layout).map_err(|e| e.to_string())?;
     }
     if is_run && is_known {
-        layers.load().map_err(|e| e.to_string())?;
+        let config = layers.load().map_err(|e| e.to_string())?;
+        if has_layout {
+            config.layout(None).map_err(|e| e.to_string())?;
+        }
     }
     Ok(())
 }

@@ -49,7 +49,11 @@ fn command(part: &[String]) -> Result<Option<Vec<String>>, String> {
         return Ok(commands(&line[line.find(' ').unwrap_or(0)..], false)?.pop());
     }
     let begin = match is_launcher(first) {
-        true => part.iter().position(|word| is_program(word)),
+        // A flag behind it means that it is the value of a flag itself: `--rdzv-id megaburn --no-python`.
+        true => (0..part.len()).find(|at| {
+            let next = part.get(at + 1);
+            is_program(&part[*at]) && !next.is_some_and(|next| next.starts_with("--"))
+        }),
         false => is_program(first).then_some(0),
     };
     let Some(begin) = begin else {
@@ -108,6 +112,8 @@ fn commands_of_a_block_are_found() {
         "megaburn info a b",
     ];
     assert_eq!(found(script, false), lines);
+    let run = "torchrun --rdzv-id megaburn --no-python bin/megaburn train";
+    assert_eq!(found(run, false), ["bin/megaburn train"]);
     let lines = ["megaburn doctor --node-rank 1 --folder x/a"];
     assert_eq!(
         found(

@@ -123,3 +123,28 @@ fn a_wrong_command_is_found(#[case] command: &str, #[case] message: &str) {
     let error = found[0].1.as_ref().expect_err("it was accepted");
     assert!(error.contains(message), "{error}");
 }
+
+/// The table of commands in `docs/training.md` has each command that `--help` lists.
+#[test]
+fn the_page_on_runs_names_every_command() {
+    let named = Page::read("docs/training.md").inline_code();
+    let command = megaburn::cli::command();
+    let shown = command
+        .get_subcommands()
+        .filter(|below| !below.is_hide_set());
+    for below in shown {
+        let mut names = vec![format!("megaburn {}", below.get_name())];
+        if let Some(first) = below.get_subcommands().next() {
+            names.push(format!(
+                "megaburn {} {}",
+                below.get_name(),
+                first.get_name()
+            ));
+        }
+        let is_short = |name: &String| name == below.get_name();
+        assert!(
+            names.iter().any(|name| named.contains(name)) || named.iter().any(is_short),
+            "docs/training.md does not name {names:?}"
+        );
+    }
+}

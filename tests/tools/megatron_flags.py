@@ -7,6 +7,7 @@ It reads the sources without running them, so it needs neither PyTorch nor Megat
 import ast
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 clone = Path(sys.argv[1])
@@ -83,5 +84,4 @@ print(f"# The flags of Megatron-LM's arguments.py by group, commit {commit}.")
 print("# Written by tests/tools/megatron_flags.py.")
 for title, flags in groups.items():
     print(f"[{title}]")
-    for flag in sorted(flags):
-        print(flag)
+    print(textwrap.fill(" ".join(sorted(flags)), 120, break_on_hyphens=False))

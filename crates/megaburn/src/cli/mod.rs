@@ -159,8 +159,8 @@ pub fn main() -> ExitCode {
     Cli::new().run()
 }
 
-/// The definition of the `megaburn` command, for programs that check, describe or complete its command
-/// lines. [`run`] runs one.
+/// The definition of the `megaburn` command, for programs that check or describe command lines.
+/// [`run`] runs one.
 pub fn command() -> clap::Command {
     CommandLine::command()
 }

@@ -50,7 +50,8 @@ fn job_files() -> Vec<(String, Block)> {
     entries.map(|entry| read(&entry.unwrap().path())).collect()
 }
 
-/// The command in a folded text: the line that begins with `exec`, and those with its indentation after it.
+/// The command in a folded text: the line that begins with `exec`, and those with its indentation
+/// after it.
 fn command_of_a_pod(yaml: &str) -> String {
     let lines: Vec<&str> = yaml.lines().collect();
     let indentation = |line: &str| line.len() - line.trim_start().len();

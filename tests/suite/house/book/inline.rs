@@ -49,7 +49,8 @@ fn wrong_key(name: &str) -> Option<String> {
     (is_key && !is_known(name)).then(|| format!("there is no key `{name}`"))
 }
 
-/// The subcommands that begin a command must exist, and the flags behind them. Arguments may be missing.
+/// The subcommands that begin a command must exist, and the flags behind them. Arguments may be
+/// missing.
 fn wrong_command(mut command: Command, words: &[&str]) -> Option<String> {
     command.build();
     let mut words = words.iter();

@@ -1,4 +1,5 @@
-//! The page for those who come from Megatron-LM: its flags exist there, and each of its groups has a row.
+//! The page for those who come from Megatron-LM: its flags exist there, and each of its groups has a
+//! row.
 
 use std::{collections::BTreeSet, fs};
 

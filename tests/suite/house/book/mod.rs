@@ -152,8 +152,8 @@ impl Page {
     }
 }
 
-/// The anchor of a heading: its letters in lower case, with hyphens for spaces. A link in it counts with
-/// its text.
+/// The anchor of a heading: its letters in lower case, with hyphens for spaces. A link in it counts
+/// with its text.
 fn anchor_of(heading: &str) -> String {
     let mut text = String::new();
     let mut rest = heading;

@@ -49,7 +49,8 @@ fn targets() -> &'static Targets {
     })
 }
 
-/// Checks a command of `megaburn` or `cargo`: its flags, settings, layouts, and what it runs in turn.
+/// Checks a command of `megaburn` or `cargo`: its flags, settings, layouts, and what it runs in
+/// turn.
 pub(super) fn check(words: &[String]) -> Result<(), String> {
     match words[0].as_str() {
         "cargo" => cargo(words),
@@ -90,8 +91,8 @@ fn matches(command: Command, words: &[String]) -> Result<Option<ArgMatches>, Str
     }
 }
 
-/// Checks `--config`, `--set` and `--layout` like a run; with `is_run` also what a run refuses, such as
-/// a batch that the layout cannot split.
+/// Checks `--config`, `--set` and `--layout` like a run; with `is_run` also what a run refuses, such
+/// as a batch that the layout cannot split.
 fn settings(matches: &ArgMatches, is_run: bool) -> Result<(), String> {
     let values = |id: &str| -> Vec<String> {
         let found = matches.try_get_many::<String>(id).ok().flatten();

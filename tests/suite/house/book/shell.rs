@@ -8,8 +8,8 @@ const LAUNCHERS: [&str; 10] = [
 /// Words between commands.
 const SEPARATORS: [&str; 7] = ["&&", "||", "|", ";", "&", "then", "do"];
 
-/// The commands of `megaburn` and `cargo` in a block, word by word, from the name of the program on. Of a
-/// block that also shows output, `shows_output`, only lines count that begin like a command.
+/// The commands of `megaburn` and `cargo` in a block, word by word, from the name of the program on.
+/// Of a block that also shows output, `shows_output`, only lines count that begin like a command.
 pub(super) fn commands(block: &str, shows_output: bool) -> Result<Vec<Vec<String>>, String> {
     let mut found = Vec::new();
     for line in block.replace("\\\n", " ").lines() {
@@ -49,7 +49,7 @@ fn command(part: &[String]) -> Result<Option<Vec<String>>, String> {
         return Ok(commands(&line[line.find(' ').unwrap_or(0)..], false)?.pop());
     }
     let begin = match is_launcher(first) {
-        // A flag behind it means that it is the value of a flag itself: `--rdzv-id megaburn --no-python`.
+        // With a flag behind it, it is the value of a flag: `--rdzv-id megaburn --no-python`.
         true => (0..part.len()).find(|at| {
             let next = part.get(at + 1);
             is_program(&part[*at]) && !next.is_some_and(|next| next.starts_with("--"))
@@ -78,7 +78,8 @@ pub(super) fn is_program(word: &str) -> bool {
     word == "cargo" || word == "megaburn" || word.ends_with("/megaburn")
 }
 
-/// A word with something in the place of the shell's variables: a number, so that it can be any value.
+/// A word with something in the place of the shell's variables: a number, so that it can be any
+/// value.
 fn without_variables(word: &str) -> String {
     let mut text = String::new();
     let mut rest = word;

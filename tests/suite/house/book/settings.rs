@@ -48,8 +48,8 @@ fn check(text: &str) -> Result<(), String> {
     if has("grid") || table.get("run").is_some_and(Value::is_array) {
         return sweep(table);
     }
-    let is_dependency = |value: &Value| value.get("path").is_some();
-    if has("dependencies") || has("patch") || table.values().any(is_dependency) {
+    let of_manifests = ["dependencies", "patch", "megaburn"];
+    if of_manifests.into_iter().any(has) {
         return manifest(&table);
     }
     let layers = ConfigLayers::new().with_text("the block", text);
@@ -141,6 +141,10 @@ fn every_block_of_toml_has_keys_that_exist() {
 
 #[rstest]
 #[case("[train]\nstesp = 3", "unknown key `train.stesp`")]
+#[case(
+    "[data]\npath = \"x\"\n[train]\nstesp = 3",
+    "unknown key `train.stesp`"
+)]
 #[case("[train]\nsteps = \"many\"", "expected a whole number")]
 #[case("[train\n", "TOML parse error")]
 #[case("[grid]\noptimizer.lrr = [1, 2]", "unknown key `optimizer.lrr`")]

@@ -70,6 +70,12 @@ fn every_command_of_the_book_is_accepted() {
         blocks.extend(of_page.map(|block| (page.name.clone(), block)));
     }
     blocks.extend(job_files());
+    // A block of another language would not be looked at.
+    let languages = ["diff", "json", "rust", "sh", "text", "toml"];
+    for (name, Block { language, line, .. }) in &blocks {
+        let is_known = languages.contains(&language.as_str());
+        assert!(is_known, "{name}:{line}: use one of {languages:?}");
+    }
     let mut accepted = 0;
     let mut wrong = Vec::new();
     for (name, block) in &blocks {

@@ -8,27 +8,42 @@ use rstest::rstest;
 use super::Page;
 use crate::{house::rules::root, runs::child::Ranks};
 
-/// The commands of a page. Those that download, build and wait for a reader are left out or end.
-fn script(page: &Page) -> String {
-    let blocks = page.blocks();
-    let blocks = blocks.iter().filter(|block| block.language == "sh");
+/// The commands of a page. Those that download and build are left out.
+fn commands(page: &Page) -> Vec<String> {
     let is_here = |line: &&str| {
         let before = ["git clone ", "cd megaburn", "cargo build "];
         !before.iter().any(|begin| line.starts_with(begin))
     };
-    let lines = blocks
-        .flat_map(|block| block.text.lines())
-        .filter(is_here)
-        .map(|line| match line {
+    let mut commands = Vec::new();
+    for block in page.blocks() {
+        if block.language == "sh" {
+            let text = block.text.replace("\\\n", " ");
+            commands.extend(text.lines().filter(is_here).map(str::to_string));
+        }
+    }
+    assert!(commands.iter().any(|line| line.starts_with("megaburn ")));
+    commands
+}
+
+/// Runs commands one after the other, and returns all that they printed.
+fn run(commands: &[String], folder: &Path) -> String {
+    let mut printed = String::new();
+    for line in commands {
+        let line = match line.starts_with("megaburn watch ") {
             // Ends when the page has its address.
-            line if line.starts_with("megaburn watch ") => format!(
+            true => format!(
                 "{line} --port 0 > watch.log & watcher=$!\n\
                  for _ in $(seq 100); do grep -q http watch.log && break; sleep 0.1; done\n\
                  kill $watcher; grep http watch.log"
             ),
-            line => line.to_string(),
-        });
-    lines.collect::<Vec<_>>().join("\n")
+            false => line.clone(),
+        };
+        let line = format!("export PATH=\"$PWD/target/release:$PATH\"\n{line}");
+        let ended = Ranks::shell(&line, folder).finish().remove(0);
+        printed.push_str(&ended.stdout);
+        printed.push_str(&ended.stderr);
+    }
+    printed
 }
 
 /// A folder with what the commands expect of a clone, and with texts.
@@ -48,7 +63,7 @@ fn clone_at(folder: &Path) {
 
 #[test]
 fn the_first_run_runs_as_it_stands() {
-    let script = script(&Page::read("docs/first-run.md"));
+    let commands = commands(&Page::read("docs/first-run.md"));
     for part in [
         "train --data ",
         "train --resume ",
@@ -59,12 +74,12 @@ fn the_first_run_runs_as_it_stands() {
         "verify ",
     ] {
         let command = format!("megaburn {part}");
-        assert!(script.contains(&command), "no {command}in:\n{script}");
+        let is_there = commands.iter().any(|line| line.starts_with(&command));
+        assert!(is_there, "no {command}in {commands:#?}");
     }
     let clone = tempfile::tempdir().unwrap();
     clone_at(clone.path());
-    let ended = Ranks::shell(&script, clone.path()).finish().remove(0);
-    let said = |text: &str| ended.stdout.contains(text) || ended.stderr.contains(text);
+    let printed = run(&commands, clone.path());
     for line in [
         "resumed  after step 20",
         "resumed  after step 30",
@@ -72,7 +87,7 @@ fn the_first_run_runs_as_it_stands() {
         "38 tensors, 38 bitwise equal",
         "the run can start",
     ] {
-        assert!(said(line), "`{line}` was not printed: {ended:#?}");
+        assert!(printed.contains(line), "no `{line}` in:\n{printed}");
     }
     for name in [
         "runs/first/loss.svg",
@@ -80,7 +95,8 @@ fn the_first_run_runs_as_it_stands() {
         "first-hf/model.safetensors",
         "first-hf/config.json",
     ] {
-        assert!(clone.path().join(name).exists(), "{name}: {ended:#?}");
+        let is_there = clone.path().join(name).exists();
+        assert!(is_there, "no {name} after:\n{printed}");
     }
 }
 
@@ -91,11 +107,8 @@ fn the_first_run_runs_as_it_stands() {
 #[case("docs/your-data.md", "runs/web/loss.svg")]
 #[case("docs/your-model.md", "tuned-hf/model.safetensors")]
 fn the_commands_run_in_a_clone(#[case] page: &str, #[case] made: &str) {
-    let script = script(&Page::read(page));
-    assert!(script.contains("megaburn "), "{script}");
     let clone = tempfile::tempdir().unwrap();
     clone_at(clone.path());
-    let script = format!("PATH=\"$PWD/target/release:$PATH\"\n{script}");
-    Ranks::shell(&script, clone.path()).finish();
+    run(&commands(&Page::read(page)), clone.path());
     assert!(clone.path().join(made).exists(), "{page} made no {made}");
 }

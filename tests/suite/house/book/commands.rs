@@ -110,15 +110,18 @@ fn every_command_of_the_book_is_accepted() {
     "configs/llama-3-9b.toml does not exist"
 )]
 #[case("megaburn generate", "required arguments")]
-#[case("megaburn launch --nproc 2 -- megaburn train --stepz 3", "'--stepz'")]
+#[case(
+    "megaburn launch --nproc 2 -- megaburn train --num-steps 3",
+    "'--num-steps'"
+)]
 #[case("srun as-rank.sh megaburn train --fast", "'--fast'")]
-#[case("ssh host megaburn watch --prot 1 runs", "'--prot'")]
-#[case("cargo run --relase --example memory", "'--relase'")]
-#[case("cargo run --example llama_pretrian", "no example llama_pretrian")]
-#[case("cargo run --example llama_pretrain -- --stepz 3", "'--stepz'")]
-#[case("cargo run --example own_model -- --stepz 3", "'--stepz'")]
-#[case("cargo build --features cudda", "feature cudda")]
-#[case("cargo test -p megaburn-tets", "package megaburn-tets")]
+#[case("ssh host megaburn watch --ports 1 runs", "'--ports'")]
+#[case("cargo run --releases --example memory", "'--releases'")]
+#[case("cargo run --example llama_train", "no example llama_train")]
+#[case("cargo run --example llama_pretrain -- --num-steps 3", "'--num-steps'")]
+#[case("cargo run --example own_model -- --num-steps 3", "'--num-steps'")]
+#[case("cargo build --features cuda13", "feature cuda13")]
+#[case("cargo test -p megaburn-suite", "package megaburn-suite")]
 #[case("megaburn info \"runs", "a quote has no end")]
 fn a_wrong_command_is_found(#[case] command: &str, #[case] message: &str) {
     let page = Page {

@@ -147,10 +147,13 @@ fn every_block_of_toml_has_keys_that_exist() {
 )]
 #[case("[train]\nsteps = \"many\"", "expected a whole number")]
 #[case("[train\n", "TOML parse error")]
-#[case("[grid]\noptimizer.lrr = [1, 2]", "unknown key `optimizer.lrr`")]
+#[case("[grid]\noptimizer.lrate = [1, 2]", "unknown key `optimizer.lrate`")]
 #[case("[grid]\noptimizer.lr = 1", "a grid needs lists")]
 #[case("[set]\ntrain.stesp = 1\n[grid]", "unknown key `train.stesp`")]
-#[case("[[run]]\nname = \"a\"\nmodel.hiden = 1", "unknown key `model.hiden`")]
+#[case(
+    "[[run]]\nname = \"a\"\nmodel.hiddens = 1",
+    "unknown key `model.hiddens`"
+)]
 #[case("job = 2\n[grid]", "a sweep has no key job")]
 #[case(
     "megaburn = { path = \"../megaburn/crates/megaburn\", features = [\"x\"] }",

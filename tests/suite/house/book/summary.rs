@@ -132,7 +132,7 @@ fn a_broken_link_is_found() {
     assert_eq!(wrong(&page, "#the-axes"), None);
     assert_eq!(wrong(&page, "memory.md#recomputation"), None);
     assert_eq!(wrong(&page, "../README.md"), None);
-    for link in ["#the-axis", "memory.md#x", "memry.md", "../Cargo.toml#x"] {
+    for link in ["#the-axis", "memory.md#x", "memories.md", "../Cargo.toml#x"] {
         assert!(wrong(&page, link).is_some(), "{link}");
     }
 }

@@ -13,7 +13,7 @@ use crate::{
 
 impl GradientAccumulator {
     /// Makes an update from these gradients do nothing if their `norm` is above `threshold`
-    /// (Megatron's `--grad-norm-skip-threshold`).
+    /// (Megatron-Core's `grad_norm_skip_threshold`).
     pub fn skip_above(&mut self, norm: &GradNorm, threshold: f64) {
         let limit = norm.square_of(threshold);
         match &norm.squares.value {

@@ -1,5 +1,6 @@
 //! Rules for sources, documents and figures.
 
+mod book;
 pub(crate) mod docs;
 pub(crate) mod figures;
 mod fixture_sizes;

@@ -21,7 +21,7 @@ const MISSING: [&str; 9] = [
 ];
 
 /// Features by the words that name them, each with a setting that proves that it exists.
-const FEATURES: [(&str, &str); 22] = [
+const FEATURES: [(&str, &str); 24] = [
     ("tensor", "parallel.tp=2"),
     ("sequence parallel", "parallel.sp=true"),
     ("pipeline", "parallel.pp=2"),
@@ -47,6 +47,8 @@ const FEATURES: [(&str, &str); 22] = [
     ("batch ramp", "train.batch_ramp.start=4"),
     ("multi-token", "model.mtp_layers=1"),
     ("sliding window", "model.window=8"),
+    ("asynchronous", "train.async_save=true"),
+    ("object store", "train.checkpoint_store=s3://bucket/run"),
 ];
 
 /// The only place where a list of missing features is allowed.

@@ -35,7 +35,7 @@ use megaburn_train::{Exit, TrainError};
 
 pub use device::DeviceArg;
 pub use hint::with_setting;
-pub use task::train;
+pub use task::{train, train_command};
 pub use train::TrainArgs;
 
 /// The `megaburn` command, in a program that may add model families of its own:
@@ -159,6 +159,12 @@ pub fn main() -> ExitCode {
     Cli::new().run()
 }
 
+/// The definition of the `megaburn` command, for programs that check or describe command lines.
+/// [`run`] runs one.
+pub fn command() -> clap::Command {
+    CommandLine::command()
+}
+
 /// Runs a command line that starts with the program's name; for executables that contain several
 /// programs.
 pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -183,8 +189,8 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Sweep(args) => begin(|| args.run()),
         Command::Tokenize(args) => args.run(),
         Command::Launch(args) => args.run(),
-        Command::Completions(args) => done(args.run(CommandLine::command())),
-        Command::Man(args) => done(args.run(CommandLine::command())),
+        Command::Completions(args) => done(args.run(self::command())),
+        Command::Man(args) => done(args.run(self::command())),
         Command::LaunchChild { args } => exit_code(launch_child(args)),
     };
     print::flush();

@@ -56,13 +56,17 @@ use super::{
 /// Without a launcher, ranks on the CPU are threads of this process, and on GPUs processes of this
 /// program. Under `megaburn launch` or another launcher, the process is one rank.
 pub fn train<T: TrainTask>(task: T) -> ExitCode {
-    let command = TaskArgs::augment_args(clap::Command::new("train"))
-        .about("Trains a model: on all GPUs, on threads of this process, or as one rank.")
-        .after_help(Exit::help());
-    let matches = command.try_get_matches_from(std::env::args_os());
+    let matches = train_command().try_get_matches_from(std::env::args_os());
     let args = matches.and_then(|matches| TaskArgs::from_arg_matches(&matches));
     let args = args.unwrap_or_else(|error| hint::with_setting(error).exit());
     begin(|| args.start(&task))
+}
+
+/// The definition of the command line of a program that calls [`train`].
+pub fn train_command() -> clap::Command {
+    TaskArgs::augment_args(clap::Command::new("train"))
+        .about("Trains a model: on all GPUs, on threads of this process, or as one rank.")
+        .after_help(Exit::help())
 }
 
 /// The flags of a run. Later sources override earlier ones: defaults, files, `--set`, then the

@@ -1,4 +1,4 @@
-//! The losses of the last steps, which tell a spike.
+//! The losses of the last steps, with which a spike is compared.
 
 use std::collections::VecDeque;
 

@@ -11,13 +11,12 @@
 //! A step is recorded before anything that may fail. A checkpoint is saved before an evaluation,
 //! which changes nothing that a checkpoint holds.
 
+mod not_finite;
+
 use std::ops::ControlFlow;
 
 use megaburn_collective::{Phase, PhaseGuard, ProcessGroups, Pulse, objects};
-use megaburn_report::{
-    metrics::{EvalMetrics, StepMetrics},
-    profile::Trace,
-};
+use megaburn_report::{metrics::EvalMetrics, profile::Trace};
 
 use crate::{
     config::TrainConfig,
@@ -205,50 +204,6 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
             report.profile(Trace { layout, ..trace })?;
         }
         Ok(())
-    }
-
-    /// Computes a step again whose loss or gradient was not finite: nothing has changed, so it is
-    /// finite if the hardware failed once. Other errors are returned.
-    fn compute_again(&mut self, error: TrainError) -> Result<StepMetrics, TrainError> {
-        let TrainError::NonFinite {
-            step,
-            loss,
-            grad_norm,
-            ..
-        } = error
-        else {
-            return Err(error);
-        };
-        if !self.config.train.rerun_non_finite {
-            return Err(error);
-        }
-        let ranks = self.trainer.core_mut().ranks_of_non_finite_losses()?;
-        let metrics = self.trainer.try_step()?;
-        if let Some(report) = &mut self.report {
-            report.computed_again(step, loss, grad_norm, &ranks);
-        }
-        Ok(StepMetrics {
-            reruns: 1,
-            ..metrics
-        })
-    }
-
-    /// Records a non-finite step before its diagnosis, because the diagnosis may fail.
-    fn failed(&mut self, error: TrainError) -> TrainError {
-        if let (
-            TrainError::NonFinite {
-                step,
-                loss,
-                grad_norm,
-                ..
-            },
-            Some(report),
-        ) = (&error, &mut self.report)
-            && let Err(lost) = report.not_finite(*step, *loss, *grad_norm)
-        {
-            tracing::warn!("cannot record step {step}: {lost}");
-        }
-        self.trainer.diagnosed(error)
     }
 
     /// Completes the pending checkpoint of a run that all ranks end because of `error`.

@@ -29,7 +29,7 @@ impl<M: Module> TrainerCore<M> {
         limit.is_some_and(|limit| sum > f64::from(limit))
     }
 
-    /// Adds the loss of a step that has changed the weights to those that spikes are told from.
+    /// Adds the loss of a step that has changed the weights to those that spikes are compared with.
     pub(super) fn add_loss(&mut self, outcome: Outcome) {
         if outcome.is_update && self.config.train.on_spike != OnSpike::None {
             self.losses.add(outcome.loss);

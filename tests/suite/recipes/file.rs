@@ -33,8 +33,16 @@ tokens = 64
 
 /// What is said above a key, by the key and the beginning of its value.
 const COMMENTS: [(&str, &str, &str); 18] = [
-    ("parallel.zero", "1", "Data-parallel ranks shard masters and moments."),
-    ("parallel.zero", "2", "Data-parallel ranks shard gradients, masters and moments."),
+    (
+        "parallel.zero",
+        "1",
+        "Data-parallel ranks shard masters and moments.",
+    ),
+    (
+        "parallel.zero",
+        "2",
+        "Data-parallel ranks shard gradients, masters and moments.",
+    ),
     (
         "parallel.zero",
         "3",
@@ -132,7 +140,11 @@ fn header(row: &Row, model: &Model) -> String {
     let gpu = row.gpu();
     let gpus = row.gpus();
     let host = if gpus > gpu.gpus_per_node {
-        format!(", {} hosts of {}", gpus / gpu.gpus_per_node, gpu.gpus_per_node)
+        format!(
+            ", {} hosts of {}",
+            gpus / gpu.gpus_per_node,
+            gpu.gpus_per_node
+        )
     } else {
         String::new()
     };
@@ -179,7 +191,9 @@ pub(super) fn wrapped(paragraph: &str) -> String {
 pub(super) fn spaced(number: usize) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev();
-    let groups: Vec<_> = groups.map(|group| std::str::from_utf8(group).unwrap()).collect();
+    let groups: Vec<_> = groups
+        .map(|group| std::str::from_utf8(group).unwrap())
+        .collect();
     groups.join(" ")
 }
 
@@ -189,9 +203,15 @@ fn sections(row: &Row, model: &Model) -> Vec<(&'static str, Table)> {
     let is_decoder = !model.data.contains_key("dataset");
     if !is_decoder {
         all.remove("generate");
-        all["data"].as_table_mut().unwrap().remove("validation_fraction");
+        all["data"]
+            .as_table_mut()
+            .unwrap()
+            .remove("validation_fraction");
         let eval = toml::Value::Integer(10);
-        all["train"].as_table_mut().unwrap().insert("eval_batches".into(), eval);
+        all["train"]
+            .as_table_mut()
+            .unwrap()
+            .insert("eval_batches".into(), eval);
     }
     let run = format!("runs/{}", row.name());
     let own = [
@@ -221,7 +241,15 @@ fn sections(row: &Row, model: &Model) -> Vec<(&'static str, Table)> {
 
 /// The sections of a recipe.
 const ORDER: [&str; 10] = [
-    "run", "model", "parallel", "recompute", "precision", "data", "train", "moe", "optimizer",
+    "run",
+    "model",
+    "parallel",
+    "recompute",
+    "precision",
+    "data",
+    "train",
+    "moe",
+    "optimizer",
     "generate",
 ];
 
@@ -242,7 +270,12 @@ fn parallel(row: &Row) -> Table {
     };
     set("ranks", layout.world_size());
     set("tp", layout.tp);
-    let rest = [("cp", layout.cp), ("pp", layout.pp), ("ep", layout.ep), ("etp", layout.etp)];
+    let rest = [
+        ("cp", layout.cp),
+        ("pp", layout.pp),
+        ("ep", layout.ep),
+        ("etp", layout.etp),
+    ];
     for (key, degree) in rest.into_iter().filter(|(_, degree)| *degree > 1) {
         set(key, degree);
     }

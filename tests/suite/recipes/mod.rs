@@ -67,7 +67,9 @@ fn the_generated_files_are_up_to_date() {
 fn a_model_is_the_published_one() {
     for (name, model) in &TABLE.models {
         let recipe = RECIPES.iter().find(|recipe| recipe.row.model == *name);
-        let config = &recipe.unwrap_or_else(|| panic!("no recipe has {name}")).config;
+        let config = &recipe
+            .unwrap_or_else(|| panic!("no recipe has {name}"))
+            .config;
         // Pass 0 token ids, because a recipe sets its own vocabulary.
         let own = config.model.decoder(config.data.longest_seq_len(), 0);
         let parameters = own.whole_plan().unwrap().num_global();
@@ -104,14 +106,26 @@ fn every_recipe_fits_and_has_a_run_of_its_own() {
         let least = HEADROOM * plan.gpu.memory_bytes as f64;
         for stage in &plan.memory {
             let free = stage.headroom_bytes as f64;
-            assert!(free >= least, "{name}: stage {}: {free} of {least}", stage.stage);
+            assert!(
+                free >= least,
+                "{name}: stage {}: {free} of {least}",
+                stage.stage
+            );
         }
         // Tensor parallelism needs NVLink.
         assert!(plan.layout.tp <= plan.gpu.gpus_per_node, "{name}");
         // The pipeline is filled: no recipe loses a tenth of its time there.
-        assert!(plan.bubble_fraction < 0.1, "{name}: {}", plan.bubble_fraction);
+        assert!(
+            plan.bubble_fraction < 0.1,
+            "{name}: {}",
+            plan.bubble_fraction
+        );
         let is_fp8 = config.precision.recipe.to_string() != "bf16";
-        assert_eq!(is_fp8, recipe.row.variant.as_deref() == Some("fp8"), "{name}");
+        assert_eq!(
+            is_fp8,
+            recipe.row.variant.as_deref() == Some("fp8"),
+            "{name}"
+        );
     }
 }
 
@@ -123,7 +137,10 @@ fn every_recipe_fits_and_has_a_run_of_its_own() {
 fn searches_find_nothing_much_faster() {
     let wanted = env::var("RECIPE").unwrap_or_default();
     let mut slower = Vec::new();
-    for recipe in RECIPES.iter().filter(|recipe| recipe.row.name().contains(&wanted)) {
+    for recipe in RECIPES
+        .iter()
+        .filter(|recipe| recipe.row.name().contains(&wanted))
+    {
         let row = recipe.row;
         let found = SearchConfig::new(recipe.config.clone(), row.gpus())
             .with_gpu(row.gpu())
@@ -131,7 +148,12 @@ fn searches_find_nothing_much_faster() {
             .unwrap();
         let (own, best) = (recipe.plan.time.step_ms, &found.best[0]);
         if best.step_ms < 0.95 * own {
-            slower.push(format!("{}: {own:.0} ms, but {:.0} with {}", row.name(), best.step_ms, best.flags));
+            slower.push(format!(
+                "{}: {own:.0} ms, but {:.0} with {}",
+                row.name(),
+                best.step_ms,
+                best.flags
+            ));
         }
     }
     assert!(slower.is_empty(), "{slower:#?}");

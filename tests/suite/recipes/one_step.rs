@@ -95,7 +95,10 @@ fn small_sizes(config: &TrainConfig, layout: Layout) -> Vec<String> {
     }
     let micro_batch = two(config.train.micro_batch);
     set("train.micro_batch", &micro_batch);
-    set("train.global_batch", &(micro_batch * layout.dp * 2 * layout.pp));
+    set(
+        "train.global_batch",
+        &(micro_batch * layout.dp * 2 * layout.pp),
+    );
     set("train.steps", &1);
     set("data.seq_len", &SEQ_LEN);
     sets
@@ -104,12 +107,16 @@ fn small_sizes(config: &TrainConfig, layout: Layout) -> Vec<String> {
 /// The small run of a recipe, on data in a folder.
 fn small(recipe: &Recipe, sets: &[String]) -> TrainConfig {
     let layout = small_layout(recipe.plan.layout);
-    let layers = ConfigLayers::new().with_text("recipe", &recipe.text).unwrap();
+    let layers = ConfigLayers::new()
+        .with_text("recipe", &recipe.text)
+        .unwrap();
     let sizes = small_sizes(&recipe.config, layout);
     let all = sizes.iter().chain(sets);
     let layers = all.fold(layers, |layers, set| layers.with_set(set).unwrap());
     let layers = layers.with_layout(&layout.to_string()).unwrap();
-    layers.load().unwrap_or_else(|error| panic!("{}: {error}", recipe.row.name()))
+    layers
+        .load()
+        .unwrap_or_else(|error| panic!("{}: {error}", recipe.row.name()))
 }
 
 /// The step of every rank.
@@ -136,7 +143,12 @@ fn a_step_at_a_64th_of_its_width_trains(#[case] name: &str, #[case] axes: &[&str
     let mut sets = vec![format!("run.dir={}", dir.path().join("run").display())];
     if recipe.model.data.contains_key("dataset") {
         sentences = Sentences::new(60, seed);
-        sets.extend(sentences.settings().into_iter().filter(|set| set.starts_with("data.")));
+        sets.extend(
+            sentences
+                .settings()
+                .into_iter()
+                .filter(|set| set.starts_with("data.")),
+        );
         if recipe.config.model.encoder_layers.is_some() {
             sets.push(format!("data.decoder_seq_len={}", SEQ_LEN / 2));
         }
@@ -149,12 +161,17 @@ fn a_step_at_a_64th_of_its_width_trains(#[case] name: &str, #[case] axes: &[&str
     }
     let config = small(recipe, &sets);
     let layout = config.layout(None).unwrap().to_string();
-    let split = axes.iter().all(|axis| layout.split('-').any(|part| part.starts_with(axis)));
+    let split = axes
+        .iter()
+        .all(|axis| layout.split('-').any(|part| part.starts_with(axis)));
     assert!(split, "{name} has {layout}, not {axes:?}");
     let ranks = step(&config);
     let vocab = config.model.vocab.unwrap() as f64;
     for metrics in &ranks {
-        assert!(metrics.grad_norm > 0.0 && metrics.grad_norm.is_finite(), "{metrics:?}");
+        assert!(
+            metrics.grad_norm > 0.0 && metrics.grad_norm.is_finite(),
+            "{metrics:?}"
+        );
         // Fresh weights guess.
         assert!((metrics.loss - vocab.ln()).abs() < 1.0, "{metrics:?}");
         assert_eq!(metrics.loss, ranks[0].loss);

@@ -131,7 +131,10 @@ const HOW_SURE: &str = "
 
 /// A model and its recipes.
 fn of<'a>(recipes: &'a [Recipe], name: &str) -> (&'static Model, Vec<&'a Recipe>) {
-    let own: Vec<_> = recipes.iter().filter(|recipe| recipe.row.model == name).collect();
+    let own: Vec<_> = recipes
+        .iter()
+        .filter(|recipe| recipe.row.model == name)
+        .collect();
     (own[0].model, own)
 }
 
@@ -141,7 +144,9 @@ fn path(recipe: &Recipe) -> String {
 
 /// The anchor of a heading.
 fn anchor(title: &str) -> String {
-    let kept = title.chars().filter(|c| c.is_alphanumeric() || " -".contains(*c));
+    let kept = title
+        .chars()
+        .filter(|c| c.is_alphanumeric() || " -".contains(*c));
     kept.collect::<String>().to_lowercase().replace(' ', "-")
 }
 

@@ -332,7 +332,7 @@ static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
 /// A value as the other files in configs write it.
 fn written(value: &toml::Value) -> String {
     match value {
-        toml::Value::Float(number) if *number != 0.0 && number.abs() < 0.005 => {
+        toml::Value::Float(number) if *number != 0.0 && number.abs() < 0.001 => {
             format!("{number:e}")
         }
         other => other.to_string(),

@@ -87,8 +87,8 @@ fn a_model_is_the_published_one() {
     }
 }
 
-/// Every file is read strictly as it stands, its layout is the one in the table, and it leaves enough
-/// memory free.
+/// Every file is read strictly as it stands, its layout is the one in the table, and it leaves
+/// enough memory free.
 #[test]
 fn every_recipe_fits_and_has_a_run_of_its_own() {
     assert!(RECIPES.len() > 40, "only {} recipes", RECIPES.len());
@@ -129,9 +129,52 @@ fn every_recipe_fits_and_has_a_run_of_its_own() {
     }
 }
 
-/// Says what a search finds for the recipes whose names contain `RECIPE`, or for all: `RECIPE=llama-3-8b
-/// cargo test --release --test suite recipes::search -- --ignored --nocapture`. What is faster goes into the
-/// table by hand.
+/// Slurm and Kubernetes start as many ranks as the recipe of the 70B has GPUs, and give a step and
+/// a save the time that they take.
+#[test]
+fn the_job_files_of_the_70b_have_the_gpus_of_its_recipe() {
+    let name = "llama-3-70b-64xh100";
+    let recipe = RECIPES.iter().find(|recipe| recipe.row.name() == name);
+    let recipe = recipe.unwrap();
+    let read = |ending| {
+        let path = root().join(format!("docs/clusters/llama-3-70b.{ending}"));
+        fs::read_to_string(path).unwrap()
+    };
+    let number = |text: &str, key: &str| -> usize {
+        let rest = text.split_once(key).unwrap_or_else(|| panic!("no {key}")).1;
+        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().unwrap()
+    };
+    let (slurm, kubernetes) = (read("sbatch"), read("yaml"));
+    for text in [&slurm, &kubernetes] {
+        assert!(text.contains(&format!("configs/recipes/{name}.toml")));
+    }
+    let nodes = number(&slurm, "#SBATCH --nodes=");
+    let tasks = number(&slurm, "#SBATCH --ntasks-per-node=");
+    assert_eq!(nodes * tasks, recipe.row.gpus());
+    assert_eq!(tasks, number(&slurm, "#SBATCH --gpus-per-node="));
+    let hosts = number(&kubernetes, "--nnodes ");
+    for key in ["completions: ", "parallelism: "] {
+        assert_eq!(hosts, number(&kubernetes, key));
+    }
+    let ranks = number(&kubernetes, "--nproc ");
+    assert_eq!(ranks, number(&kubernetes, "nvidia.com/gpu: "));
+    assert_eq!(hosts * ranks, recipe.row.gpus());
+    let seconds = recipe.plan.time.step_ms / 1e3;
+    for grace in [
+        number(&slurm, "--signal=USR1@"),
+        number(&kubernetes, "terminationGracePeriodSeconds: "),
+    ] {
+        assert!(grace as f64 > 5.0 * seconds, "{grace} of {seconds}");
+    }
+}
+
+/// Names the recipes whose names contain `RECIPE` for which a search finds something faster, which
+/// goes into the table by hand.
+///
+/// ```text
+/// RECIPE=llama-3-8b cargo test --release --test suite recipes::search -- --ignored --nocapture
+/// ```
 #[test]
 #[ignore = "a search of hundreds of GPUs takes long"]
 fn searches_find_nothing_much_faster() {

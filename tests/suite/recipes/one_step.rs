@@ -125,12 +125,13 @@ fn step(config: &TrainConfig) -> Vec<StepMetrics> {
 }
 
 #[rstest]
-#[case::llama("llama-3-70b-64xh100", &["tp", "sp", "pp", "dp"])]
-#[case::qwen2("qwen2.5-72b-64xh100-fp8", &["tp", "sp", "pp", "dp"])]
-#[case::qwen3("qwen3-8b-8xh100", &["dp"])]
-#[case::qwen3_moe("qwen3-235b-a22b-256xh100", &["pp", "dp", "ep"])]
-#[case::mixtral("mixtral-8x7b-64xh100", &["dp", "ep"])]
-#[case::deepseek_v3("deepseek-v3-512xh100", &["pp", "dp", "ep"])]
+#[case::llama("llama-3-70b-64xh100-fp8", &["tp", "sp", "pp", "dp"])]
+#[case::llama_context("llama-3.1-405b-256xh100", &["tp", "sp", "cp", "pp"])]
+#[case::qwen2("qwen2.5-72b-64xh100", &["tp", "sp", "pp", "dp"])]
+#[case::qwen3("qwen3-32b-64xh100", &["tp", "sp", "pp", "dp"])]
+#[case::qwen3_moe("qwen3-235b-a22b-256xh100", &["tp", "sp", "pp", "dp", "ep"])]
+#[case::mixtral("mixtral-8x7b-64xh100", &["pp", "dp", "ep"])]
+#[case::deepseek_v3("deepseek-v3-512xh100", &["tp", "sp", "pp", "dp", "ep"])]
 #[case::gpt2("gpt-3-175b-128xh100", &["tp", "sp", "pp", "dp"])]
 #[case::bert("bert-large-8xh100", &["dp"])]
 #[case::t5("t5-large-8xh100", &["dp"])]
@@ -149,6 +150,7 @@ fn a_step_at_a_64th_of_its_width_trains(#[case] name: &str, #[case] axes: &[&str
                 .into_iter()
                 .filter(|set| set.starts_with("data.")),
         );
+        sets.push("data.split=9,1".into());
         if recipe.config.model.encoder_layers.is_some() {
             sets.push(format!("data.decoder_seq_len={}", SEQ_LEN / 2));
         }

@@ -82,6 +82,54 @@ megaburn search configs/recipes/llama-3-8b-8xh100.toml --gpus 8 --measure 3 --wr
   trained by the tests on rank threads of a CPU.
 ";
 
+/// What NVIDIA measured with Megatron-Bridge: a recipe to compare with, the run, and tokens per
+/// second of each GPU.
+const PEERS: [(&str, &str, f64); 4] = [
+    (
+        "llama-3-70b-64xh100-fp8",
+        "64 x h100, FP8, tp4 pp8, 5 chunks, 256 samples",
+        1664.0,
+    ),
+    (
+        "llama-3.1-405b-512xh100-fp8",
+        "1024 x h100, FP8, tp8 cp2 pp8, 8 chunks, 1536 samples",
+        328.0,
+    ),
+    (
+        "qwen3-30b-a3b-16xh100",
+        "16 x h100, FP8, ep16, 1024 samples",
+        8960.0,
+    ),
+    (
+        "qwen3-235b-a22b-256xh100",
+        "256 x h100, FP8, tp2 pp8 ep32, 4 chunks, 8192 samples",
+        1712.0,
+    ),
+];
+
+/// What stands above the table of [`PEERS`].
+const COMPARED: &str = "
+## Next to Megatron-Bridge
+
+Runs over several hosts that NVIDIA measured, from `docs/performance-summary-archive.md` of Megatron-Bridge (container
+26.04.01), next to plans of this page. These are other systems, layouts and batches: the table shows whether a plan is
+plausible. Plans of experts over several hosts are higher than what NVIDIA measured even in FP8: expect less.
+
+| recipe | planned tok/s/GPU | NVIDIA's run | measured tok/s/GPU | plan / measured |
+|---|---|---|---|---|
+";
+
+fn compared(recipes: &[Recipe]) -> String {
+    let mut text = COMPARED.to_string();
+    for (name, run, measured) in PEERS {
+        let recipe = recipes.iter().find(|recipe| recipe.row.name() == name);
+        let planned = recipe.unwrap().plan.tokens_per_second_per_gpu;
+        let ratio = planned / measured;
+        text += &format!("| {name} | {planned:.0} | {run} | {measured:.0} | {ratio:.2} |\n");
+    }
+    text
+}
+
 /// The text of the page.
 pub(super) fn text(recipes: &[Recipe]) -> String {
     let mut text = START.to_string();
@@ -108,7 +156,7 @@ pub(super) fn text(recipes: &[Recipe]) -> String {
         let (model, own) = of(recipes, name);
         text += &section(model, &own);
     }
-    text + END
+    text + END + &compared(recipes)
 }
 
 /// What the columns of the tables mean.
@@ -196,7 +244,7 @@ fn settings(recipe: &Recipe) -> String {
     let mut all = Vec::new();
     for (section, table) in &recipe.row.set {
         for (name, value) in table.as_table().unwrap() {
-            let value = value.to_string();
+            let value = value.to_string().replace([' ', '"'], "");
             // A layout of stages is long, and the file has it.
             let value = if value.len() > 30 { "..." } else { &value };
             all.push(format!("`{section}.{name}={value}`"));

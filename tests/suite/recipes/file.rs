@@ -32,7 +32,7 @@ tokens = 64
 "#;
 
 /// What is said above a key, by the key and the beginning of its value.
-const COMMENTS: [(&str, &str, &str); 18] = [
+const COMMENTS: [(&str, &str, &str); 16] = [
     (
         "parallel.zero",
         "1",
@@ -94,16 +94,6 @@ const COMMENTS: [(&str, &str, &str); 18] = [
         "optimizer.cpu_offload_fraction",
         "",
         "Masters and moments are in host memory: 12 bytes for each parameter.",
-    ),
-    (
-        "optimizer.store_param_remainders",
-        "",
-        "Masters take two bytes instead of four, with the same numbers.",
-    ),
-    (
-        "optimizer.exp_avg_dtype",
-        "",
-        "Moments of one or two bytes; docs/optimizers.md says what they lose.",
     ),
     (
         "moe.aux_loss",

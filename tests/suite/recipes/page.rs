@@ -31,7 +31,7 @@ megaburn train --config configs/recipes/llama-3-70b-64xh100.toml --set data.path
 const END: &str = "\
 ## What to change first
 
-**It does not fit**, although the plan says so. In this order:
+**It does not fit**, although it should by its plan. In this order:
 
 1. `train.fused_linear_cross_entropy = true`, if it is not set: it costs one product with the output matrix.
 2. `recompute.modules = [\"norm\", \"activation\"]`: a few percent of the time.
@@ -66,7 +66,7 @@ Twice as many GPUs: the same file with `parallel.ranks` doubled doubles `dp`, as
 number, and before a long run in any case, let the program search:
 
 ```text
-megaburn search configs/recipes/llama-3-70b-64xh100.toml --gpus 96 --gpu h100
+megaburn search configs/recipes/llama-3-70b-64xh100.toml --gpus 128 --gpu h100
 megaburn search configs/recipes/llama-3-8b-8xh100.toml --gpus 8 --measure 3 --write fastest.toml
 ```
 

@@ -100,7 +100,7 @@ fn every_recipe_fits_and_has_a_run_of_its_own() {
         assert_eq!(config.to_toml(), recipe.config.to_toml(), "{name}");
         assert_eq!(config.run.dir, format!("runs/{name}"));
         assert_eq!(config.train.dtype.to_string(), "bf16");
-        let plan = &recipe.plan;
+        let plan = recipe.plan();
         assert_eq!(plan.layout.to_string(), recipe.row.layout, "{name}");
         assert_eq!(plan.gpus, recipe.row.gpus(), "{name}");
         let least = HEADROOM * plan.gpu.memory_bytes as f64;
@@ -160,7 +160,7 @@ fn the_job_files_of_the_70b_have_the_gpus_of_its_recipe() {
     let ranks = number(&kubernetes, "--nproc ");
     assert_eq!(ranks, number(&kubernetes, "nvidia.com/gpu: "));
     assert_eq!(hosts * ranks, recipe.row.gpus());
-    let seconds = recipe.plan.time.step_ms / 1e3;
+    let seconds = recipe.plan().time.step_ms / 1e3;
     for grace in [
         number(&slurm, "--signal=USR1@"),
         number(&kubernetes, "terminationGracePeriodSeconds: "),
@@ -189,7 +189,7 @@ fn searches_find_nothing_much_faster() {
             .with_gpu(row.gpu())
             .search()
             .unwrap();
-        let (own, best) = (recipe.plan.time.step_ms, &found.best[0]);
+        let (own, best) = (recipe.plan().time.step_ms, &found.best[0]);
         if best.step_ms < 0.95 * own {
             slower.push(format!(
                 "{}: {own:.0} ms, but {:.0} with {}",

@@ -106,7 +106,7 @@ fn small_sizes(config: &TrainConfig, layout: Layout) -> Vec<String> {
 
 /// The small run of a recipe, on data in a folder.
 fn small(recipe: &Recipe, sets: &[String]) -> TrainConfig {
-    let layout = small_layout(recipe.plan.layout);
+    let layout = small_layout(recipe.config.layout(None).unwrap());
     let layers = ConfigLayers::new()
         .with_text("recipe", &recipe.text)
         .unwrap();

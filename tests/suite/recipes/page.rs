@@ -123,7 +123,7 @@ fn compared(recipes: &[Recipe]) -> String {
     let mut text = COMPARED.to_string();
     for (name, run, measured) in PEERS {
         let recipe = recipes.iter().find(|recipe| recipe.row.name() == name);
-        let planned = recipe.unwrap().plan.tokens_per_second_per_gpu;
+        let planned = recipe.unwrap().plan().tokens_per_second_per_gpu;
         let ratio = planned / measured;
         text += &format!("| {name} | {planned:.0} | {run} | {measured:.0} | {ratio:.2} |\n");
     }
@@ -215,7 +215,7 @@ fn section(model: &Model, own: &[&Recipe]) -> String {
 }
 
 fn line(recipe: &Recipe) -> String {
-    let plan = &recipe.plan;
+    let plan = recipe.plan();
     let gib = |bytes: f64| bytes / f64::from(1 << 30);
     let fullest = plan.memory.iter().map(|memory| memory.total_bytes).max();
     let seconds = plan.time.step_ms / 1e3;
@@ -254,12 +254,12 @@ fn settings(recipe: &Recipe) -> String {
 }
 
 fn how_sure(recipe: &Recipe) -> &'static str {
-    let gpu = recipe.plan.gpu;
+    let gpu = recipe.plan().gpu;
     if recipe.row.measured.is_some() {
         "measured"
     } else if !gpu.is_measured {
         "GPU assumed"
-    } else if recipe.plan.gpus > gpu.gpus_per_node {
+    } else if recipe.plan().gpus > gpu.gpus_per_node {
         "network assumed"
     } else {
         "one host"

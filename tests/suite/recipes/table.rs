@@ -1,6 +1,10 @@
 //! The table of recipes, `configs/recipes.toml`.
 
-use std::{collections::BTreeMap, fs, sync::LazyLock};
+use std::{
+    collections::BTreeMap,
+    fs,
+    sync::{LazyLock, OnceLock},
+};
 
 use megaburn::{
     plan::{Gpu, Plan, PlanConfig},
@@ -76,7 +80,7 @@ impl Row {
     }
 }
 
-/// A recipe with its file and its plan.
+/// A recipe with its file.
 #[derive(Debug)]
 pub(super) struct Recipe {
     pub(super) row: &'static Row,
@@ -84,7 +88,19 @@ pub(super) struct Recipe {
     /// What its file says.
     pub(super) text: String,
     pub(super) config: TrainConfig,
-    pub(super) plan: Plan,
+    plan: OnceLock<Plan>,
+}
+
+impl Recipe {
+    /// Its plan, which is made once.
+    pub(super) fn plan(&self) -> &Plan {
+        self.plan.get_or_init(|| {
+            let layout = self.config.layout(None).unwrap();
+            let plan = PlanConfig::new(self.config.clone(), layout).with_gpu(self.row.gpu());
+            plan.plan()
+                .unwrap_or_else(|error| panic!("{}: {error}", self.row.name()))
+        })
+    }
 }
 
 pub(super) static TABLE: LazyLock<Table> = LazyLock::new(|| {
@@ -92,7 +108,7 @@ pub(super) static TABLE: LazyLock<Table> = LazyLock::new(|| {
     toml::from_str(&text).unwrap_or_else(|error| panic!("configs/recipes.toml: {error}"))
 });
 
-/// All recipes, planned once for all tests.
+/// All recipes.
 pub(super) static RECIPES: LazyLock<Vec<Recipe>> =
     LazyLock::new(|| TABLE.recipes.iter().map(recipe).collect());
 
@@ -105,16 +121,11 @@ fn recipe(row: &'static Row) -> Recipe {
     let config = config
         .and_then(ConfigLayers::load)
         .unwrap_or_else(|error| panic!("{name}: {error}"));
-    let layout = config.layout(None).unwrap();
-    let plan = PlanConfig::new(config.clone(), layout).with_gpu(row.gpu());
-    let plan = plan
-        .plan()
-        .unwrap_or_else(|error| panic!("{name}: {error}"));
     Recipe {
         row,
         model,
         text,
         config,
-        plan,
+        plan: OnceLock::new(),
     }
 }

@@ -17,4 +17,5 @@ mod optim;
 mod own_models;
 mod plan;
 mod precision;
+mod recipes;
 mod runs;

@@ -3,4 +3,4 @@
 mod layouts;
 mod runs;
 mod schedule;
-mod support;
+pub(crate) mod support;

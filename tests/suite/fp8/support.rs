@@ -47,7 +47,7 @@ pub(super) fn config(dir: &Path, sets: &[&str], layout: &str) -> TrainConfig {
 }
 
 /// Runs `body` on each rank's trainer, and returns the results in rank order.
-pub(super) fn on_trainers<T: Send>(
+pub(crate) fn on_trainers<T: Send>(
     config: &TrainConfig,
     body: impl Fn(Trainer) -> Result<T, TrainError> + Sync,
 ) -> Vec<T> {

@@ -67,7 +67,7 @@ fn texts() -> Vec<(String, String)> {
         root().join("README.md"),
         root().join("cubecl-kernels/Cargo.toml"),
     ];
-    for folder in ["docs", "docs/clusters", "configs"] {
+    for folder in ["docs", "docs/clusters", "configs", "configs/recipes"] {
         let entries = fs::read_dir(root().join(folder)).unwrap();
         paths.extend(
             entries

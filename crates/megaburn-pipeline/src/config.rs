@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     error::PipelineError,
     kind::ScheduleKind,
-    order::{interleaved, orders},
+    order::{Orders, interleaved, orders},
     schedule::Schedule,
     stages::{Placement, Stages},
     transfers,
@@ -23,7 +23,7 @@ const MOST_PASSES: usize = 1 << 20;
 /// assert_eq!(schedule.prove()?.peak_activations, [11, 9, 7, 5]);
 /// # Ok::<(), megaburn_pipeline::PipelineError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleConfig {
     /// The kind of schedule.
@@ -102,25 +102,31 @@ impl ScheduleConfig {
     /// # Errors
     /// The kind has no schedule of these sizes.
     pub fn build(&self) -> Result<Schedule, PipelineError> {
+        let (orders, stages) = self.orders()?;
+        let schedule = Schedule {
+            kind: self.kind,
+            stages,
+            num_micro_batches: self.num_micro_batches,
+            ranks: transfers::with_transfers(orders, stages)?,
+        };
+        schedule.prove()?;
+        Ok(schedule)
+    }
+
+    /// The order in which each rank computes, and the stages.
+    ///
+    /// # Errors
+    /// The kind has no schedule of these sizes.
+    pub(crate) fn orders(&self) -> Result<(Orders, Stages), PipelineError> {
         self.check()?;
         let stages = self.stages();
-        let kind = self.kind;
-        let num_micro_batches = self.num_micro_batches;
-        let group_size = match kind {
+        let group_size = match self.kind {
             ScheduleKind::Interleaved => self.group_size()?,
             // Groups of this size bound the inputs that a rank stores by the number of ranks.
             _ => stages.num_ranks,
         };
-        let orders = orders(kind, stages, num_micro_batches, group_size);
-        let ranks = transfers::with_transfers(orders, stages)?;
-        let schedule = Schedule {
-            kind,
-            stages,
-            num_micro_batches,
-            ranks,
-        };
-        schedule.prove()?;
-        Ok(schedule)
+        let orders = orders(self.kind, stages, self.num_micro_batches, group_size);
+        Ok((orders, stages))
     }
 
     /// Checks whether such a schedule exists, without building it.

@@ -47,5 +47,5 @@ pub use layers::{LayerSplit, StageLayers};
 pub use p2p_groups::P2pGroups;
 pub use run::{MicroBatchStep, Output, P2pSpec, StageExecutor, run};
 pub use schedule::Schedule;
-pub use simulate::{Costs, Links, Proof, Span, Timing};
+pub use simulate::{Costs, Links, PreparedSchedule, Proof, Span, Timing};
 pub use stages::{Placement, Stages};

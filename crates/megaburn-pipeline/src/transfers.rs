@@ -65,7 +65,10 @@ fn duration(op: Op) -> u64 {
 }
 
 /// The start time of each pass.
-fn timeline(orders: &Orders, stages: Stages) -> Result<Vec<Vec<(Action, u64)>>, PipelineError> {
+pub(crate) fn timeline(
+    orders: &Orders,
+    stages: Stages,
+) -> Result<Vec<Vec<(Action, u64)>>, PipelineError> {
     let most = orders
         .iter()
         .flatten()

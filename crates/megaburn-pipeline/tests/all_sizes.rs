@@ -2,7 +2,7 @@
 //! formula.
 
 use megaburn_pipeline::{
-    Costs, Links, PipelineError, Placement, Schedule, ScheduleConfig, ScheduleKind,
+    Costs, Links, Op, PipelineError, Placement, Schedule, ScheduleConfig, ScheduleKind,
 };
 use rstest::rstest;
 
@@ -308,4 +308,63 @@ fn groups_follow_megatrons_rule(
 fn what_cannot_be_is_named(#[case] config: ScheduleConfig, #[case] message: &str) {
     let error = config.build().unwrap_err().to_string();
     assert!(error.contains(message), "{error}");
+}
+
+/// A prepared schedule takes as long as the simulated one, whatever ranks and links cost, and holds
+/// as much at its peaks as at any moment.
+#[rstest]
+fn a_prepared_schedule_is_the_built_one(
+    #[values(
+        ScheduleKind::GPipe,
+        ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::Interleaved,
+        ScheduleKind::ZbH1,
+        ScheduleKind::ZbV,
+        ScheduleKind::ForwardOnly
+    )]
+    kind: ScheduleKind,
+) {
+    let mut compared = 0;
+    for config in configs(kind).filter(|config| config.num_micro_batches % 5 < 2) {
+        let Ok(schedule) = config.build() else {
+            assert!(config.prepare().is_err(), "{config:?}");
+            continue;
+        };
+        let prepared = config.prepare().unwrap();
+        for transfer in [0, 1, 7] {
+            let cost = |rank: usize| Costs {
+                forward: 3 + rank as u64 % 3,
+                backward_input: 4 + rank as u64 % 2,
+                backward_weight: 2,
+                transfer,
+            };
+            let costs: Vec<Costs> = (0..config.num_ranks).map(cost).collect();
+            let timing = schedule.simulate(&costs, Links::PrePosted).unwrap();
+            let makespan = prepared.makespan(&costs).unwrap();
+            assert_eq!(makespan, timing.makespan(), "{config:?} {transfer}");
+        }
+        for (rank, actions) in schedule.ranks.iter().enumerate() {
+            let peaks = prepared.peaks(rank);
+            let mut in_flight = vec![0; config.stages().num_chunks];
+            let mut seen = vec![false; peaks.len()];
+            for action in actions.iter().filter(|_| kind.has_backward()) {
+                match action.op {
+                    Op::Forward => in_flight[action.chunk] += 1,
+                    Op::Backward | Op::BackwardWeight => in_flight[action.chunk] -= 1,
+                    _ => continue,
+                }
+                let covers = |peak: &Vec<usize>| (0..peak.len()).all(|c| in_flight[c] <= peak[c]);
+                assert!(
+                    peaks.iter().any(covers),
+                    "{config:?} {in_flight:?} {peaks:?}"
+                );
+                for (peak, seen) in peaks.iter().zip(&mut seen) {
+                    *seen |= *peak == in_flight;
+                }
+            }
+            assert!(seen.into_iter().all(|seen| seen), "{config:?} {peaks:?}");
+        }
+        compared += 1;
+    }
+    assert!(compared > 50, "{compared}");
 }

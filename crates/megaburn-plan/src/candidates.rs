@@ -18,7 +18,7 @@ const LEAST_TOKENS: usize = 1024;
 const MICRO_BATCHES: [usize; 5] = [1, 2, 4, 8, 16];
 
 /// How a run recomputes activations: the less, the faster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Recomputed {
     /// Nothing.
     Nothing,
@@ -57,7 +57,7 @@ pub(crate) struct Candidate {
 }
 
 /// Settings that trade time for memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Settings {
     pub(crate) zero: u8,
     pub(crate) fused_loss: bool,
@@ -93,11 +93,6 @@ impl Candidate {
         Ok(all)
     }
 
-    /// Whether the other has the same layout and micro-batch.
-    pub(crate) fn differs_in_schedule(&self, other: &Self) -> bool {
-        self.layout == other.layout && self.micro_batch == other.micro_batch
-    }
-
     /// The stages of ZeRO to try. Without copies of a parameter there is nothing to shard; with
     /// copies, stage 1 takes less memory than 0 and is no slower.
     pub(crate) fn zeros(&self) -> &'static [u8] {
@@ -107,9 +102,9 @@ impl Candidate {
         }
     }
 
-    /// `config` with these settings; the layout is not part of it.
+    /// `config` with this layout and these settings.
     pub(crate) fn config(&self, config: &TrainConfig, settings: Settings) -> TrainConfig {
-        let mut config = config.clone();
+        let mut config = of_layout(config, self.layout);
         config.train.micro_batch = self.micro_batch;
         if let Some((kind, chunks)) = self.schedule {
             config.parallel.schedule = Some(kind);

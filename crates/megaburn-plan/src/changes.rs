@@ -164,14 +164,14 @@ pub(crate) fn that_fit(
     gpu: Gpu,
 ) -> Result<Vec<Change>, PlanError> {
     let savings = Saving::all(config, layout, gpu);
-    let mut trials = Trials::new(gpu, 0);
+    let trials = Trials::new(gpu, 0);
     let mut sets: Vec<Vec<Saving>> = vec![Vec::new()];
     let mut found = Vec::new();
     for num in 1..=MOST_CHANGES {
         sets = larger(&sets, &savings);
         let tried = sets
             .iter()
-            .filter_map(|set| with(&mut trials, (config, layout), set));
+            .filter_map(|set| with(&trials, (config, layout), set));
         found.extend(tried);
         if num >= 2 && !found.is_empty() {
             break;
@@ -198,7 +198,7 @@ fn larger(sets: &[Vec<Saving>], savings: &[Saving]) -> Vec<Vec<Saving>> {
 
 /// The run with these savings, if it is possible and fits.
 fn with(
-    trials: &mut Trials,
+    trials: &Trials,
     (config, before): (&TrainConfig, &Layout),
     savings: &[Saving],
 ) -> Option<Change> {

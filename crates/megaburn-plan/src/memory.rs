@@ -17,9 +17,11 @@
 //! a rank never holds all of both: the smaller of the two is in `reused_bytes`, and not in the
 //! total.
 
+use std::collections::HashMap;
+
 use megaburn_mesh::{Axis, Layout};
 use megaburn_models::activation_memory::{ActivationMemory, Scores};
-use megaburn_pipeline::StageLayers;
+use megaburn_pipeline::{PreparedSchedule, StageLayers};
 use megaburn_train::{
     TrainConfig,
     config::{Dtype, PrecisionRecipe},
@@ -81,34 +83,49 @@ impl Rank<'_> {
     ///
     /// # Errors
     /// The layout does not split the model or the batch.
-    pub(crate) fn memory(&self, params: &[RankParams]) -> Result<Vec<StageMemory>, PlanError> {
+    pub(crate) fn memory(
+        &self,
+        params: &[RankParams],
+        schedule: &PreparedSchedule,
+    ) -> Result<Vec<StageMemory>, PlanError> {
         let Self { config, layout, .. } = self;
-        let estimates =
-            MemoryEstimate::of_params(config, layout, self.model, params, scores(config))?;
+        let estimates = MemoryEstimate::of_schedule(
+            config,
+            layout,
+            self.model,
+            params,
+            schedule,
+            scores(config),
+        )?;
         let stages = config.parallel.stages(layout, self.model.layers)?;
         let all = estimates.iter().zip(params).zip(&stages).enumerate();
+        let mut kept = HashMap::new();
+        let mut kept_by = |index| {
+            let of_block = || self.kept_by_block(index);
+            *kept.entry(self.alike(index)).or_insert_with(of_block)
+        };
         Ok(all
             .map(|(stage, ((estimate, params), chunks))| {
-                self.stage_memory(stage, estimate, params, chunks)
+                let chunks_with_blocks = chunks.iter().filter(|chunk| !chunk.layers.is_empty());
+                let blocks = chunks_with_blocks.map(|chunk| kept_by(chunk.layers.start));
+                let block = blocks.max().unwrap_or(0);
+                self.stage_memory(stage, estimate, params, (chunks.as_slice(), block))
             })
             .collect())
     }
 
+    /// The memory of a stage whose blocks keep at most `block` bytes.
     fn stage_memory(
         &self,
         stage: usize,
         estimate: &MemoryEstimate,
         params: &RankParams,
-        chunks: &[StageLayers],
+        (chunks, block): (&[StageLayers], usize),
     ) -> StageMemory {
         let reused = match self.micro_batches {
             1 => estimate.gradients.min(estimate.activations),
             _ => 0,
         };
-        let block = chunks.iter().filter(|chunk| !chunk.layers.is_empty());
-        let block = block
-            .map(|chunk| self.kept_by_block(chunk.layers.start))
-            .max();
         let is_reduced = self.layout.dp * self.layout.cp > 1;
         let whole = match self.config.parallel.zero {
             2 | 3 if is_reduced => self.gradient * params.largest() as f64,
@@ -118,7 +135,7 @@ impl Rank<'_> {
             PrecisionRecipe::Bf16 => 0.0,
             _ => self.quantized_elements(chunks),
         };
-        let of_tensors = estimate.total() - reused + block.unwrap_or(0);
+        let of_tensors = estimate.total() - reused + block;
         let of_tensors = of_tensors as f64 + whole + copies;
         let reserved = (of_tensors * (1.0 + ALLOCATOR)) as usize;
         let runtime = (CUDA_CONTEXT + self.num_groups() * COMMUNICATOR) as usize;
@@ -160,8 +177,13 @@ impl Rank<'_> {
     /// The elements of the matrices of these chunks that are quantised.
     fn quantized_elements(&self, chunks: &[StageLayers]) -> f64 {
         let blocks = chunks.iter().flat_map(|chunk| chunk.layers.clone());
+        let mut known = HashMap::new();
         let quantized = blocks.filter(|index| self.is_quantized(*index));
-        quantized.map(|index| self.weights_of(index)).sum()
+        let weights = quantized.map(|index| {
+            let of_block = || self.weights_of(index);
+            *known.entry(self.alike(index)).or_insert_with(of_block)
+        });
+        weights.sum()
     }
 
     /// The number of groups of ranks that communicate on GPUs.

@@ -177,7 +177,8 @@ impl PlanConfig {
         let model = config.planned_model(&layout)?;
         let rank = Rank::new(&config, &model, layout, Machine::new(gpu, &config)?)?;
         let params = RankParams::of_stages(&config, &layout, &model)?;
-        let memory = rank.memory(&params)?;
+        let prepared = rank.schedule(rank.micro_batches_held()).prepare()?;
+        let memory = rank.memory(&params, &prepared)?;
         let step = rank.step(&params, &memory)?;
         let fits = memory.iter().all(StageMemory::fits);
         let changes = if fits {
@@ -237,7 +238,7 @@ impl PlanConfig {
 }
 
 /// FLOPs of a step over all ranks, by Megatron-LM's formula.
-fn flops(config: &TrainConfig, model: &DecoderConfig) -> f64 {
+pub(crate) fn flops(config: &TrainConfig, model: &DecoderConfig) -> f64 {
     let shape = model.flop_shape();
     let samples = config.train.global_batch;
     let seq_len = config.data.seq_len;

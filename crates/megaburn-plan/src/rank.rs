@@ -26,6 +26,8 @@ pub(crate) struct Rank<'a> {
     pub(crate) micro_batches: usize,
     /// How ranks exchange keys and values: one method, or one for each layer.
     comms: Vec<ContextComm>,
+    /// For each block, the first one that takes as long.
+    alike: Vec<usize>,
 }
 
 /// The tokens of a micro-batch in one half of an encoder-decoder model, or in any other model.
@@ -86,7 +88,7 @@ impl<'a> Rank<'a> {
             Dtype::F32 => 4.0,
             Dtype::Bf16 | Dtype::F16 => 2.0,
         };
-        Ok(Self {
+        let mut rank = Self {
             config,
             model,
             layout,
@@ -96,7 +98,33 @@ impl<'a> Rank<'a> {
             gradient: width(config.optimizer.main_grads_dtype),
             micro_batches,
             comms: config.context_comms(&layout, model)?,
-        })
+            alike: model.alike_blocks(),
+        };
+        if rank.comms.len() > 1 || config.precision.recipe != PrecisionRecipe::Bf16 {
+            rank.alike = rank.alike_in_run();
+        }
+        Ok(rank)
+    }
+
+    /// For each block, the first one like it that this run computes in the same precision, with the
+    /// same exchange of keys and values.
+    fn alike_in_run(&self) -> Vec<usize> {
+        let mut seen = Vec::new();
+        let first = |(index, alike): (usize, &usize)| {
+            let kind = (*alike, self.is_quantized(index), self.context_comm(index));
+            let known = seen.iter().find(|(known, _)| *known == kind);
+            let first = known.map(|(_, first)| *first);
+            first.unwrap_or_else(|| {
+                seen.push((kind, index));
+                index
+            })
+        };
+        self.alike.iter().enumerate().map(first).collect()
+    }
+
+    /// The first block that takes as long and as much memory as block `index`.
+    pub(crate) fn alike(&self, index: usize) -> usize {
+        self.alike[index]
     }
 
     /// The tokens that block `index` reads.

@@ -7,12 +7,12 @@ use megaburn_train::TrainConfig;
 use serde::Serialize;
 
 use crate::{
-    candidates::{Candidate, Recomputed, Settings, changed},
+    candidates::{Candidate, changed},
     changes::flags,
     error::PlanError,
+    fastest, fitting,
     gpu::Gpu,
-    plan::{Plan, PlanConfig},
-    trial::{Cut, Trial, Trials, of_layout},
+    trial::{Cut, Planned, Trials},
 };
 
 /// The share of a GPU's memory that a found run leaves free: planned memory is not exact.
@@ -42,15 +42,17 @@ pub struct SearchResult {
     pub gpu: Gpu,
     /// Layouts with a micro-batch and a schedule that were tried.
     pub candidates: usize,
-    /// Those of them that fit with some settings.
+    /// Those of them that fit with some settings, and whose step was simulated.
     pub fit: usize,
-    /// Schedules that were left out, because their layout and micro-batch would be too slow even
-    /// without a bubble.
+    /// Those that fit, but would be too slow even if their stages did not wait for each other more
+    /// than any schedule makes them.
     pub slower: usize,
     /// Those that leave less memory free than [`HEADROOM`] with any settings.
     pub do_not_fit: usize,
     /// Those that cannot be run, by the first reason.
     pub refused: Vec<Refused>,
+    /// How many steps were simulated.
+    pub simulated: usize,
     /// The fastest runs, the fastest first: one for each layout, micro-batch and schedule.
     pub best: Vec<FoundRun>,
 }
@@ -91,39 +93,6 @@ pub struct FoundRun {
     pub largest_loss_ms: f64,
 }
 
-/// The fastest settings of a candidate.
-struct Fastest {
-    trial: Trial,
-    config: TrainConfig,
-    recomputes: bool,
-}
-
-/// The time that a run must not exceed to be among the fastest.
-struct Limit {
-    most: usize,
-    /// The fastest times so far, in order.
-    times: Vec<f64>,
-}
-
-impl Limit {
-    fn new(most: usize) -> Self {
-        Self {
-            most,
-            times: Vec::new(),
-        }
-    }
-
-    fn add(&mut self, ms: f64) {
-        let at = self.times.partition_point(|time| *time < ms);
-        self.times.insert(at, ms);
-        self.times.truncate(self.most);
-    }
-
-    fn excludes(&self, ms: f64) -> bool {
-        self.times.len() == self.most && self.times.last().is_some_and(|last| ms > *last)
-    }
-}
-
 impl SearchConfig {
     /// A search for the five fastest runs on H100s.
     pub fn new(config: TrainConfig, gpus: usize) -> Self {
@@ -157,36 +126,14 @@ impl SearchConfig {
         }
         let candidates = Candidate::all(&self.config, self.gpus, self.gpu)?;
         let headroom = (HEADROOM * self.gpu.memory_bytes as f64) as i64;
-        let mut trials = Trials::new(self.gpu, headroom);
+        let trials = Trials::new(self.gpu, headroom);
+        let (runs, cuts) = fitting::of(&self.config, &candidates, &trials);
         let mut refused: BTreeMap<String, Refused> = BTreeMap::new();
-        let mut fitting = Vec::new();
-        let (mut do_not_fit, mut slower) = (0, 0);
-        let mut limit = Limit::new(PLANNED * self.top);
-        // The last layout and micro-batch, and the least time of a step with any schedule.
-        let mut least: Option<(&Candidate, f64)> = None;
-        for candidate in &candidates {
-            let is_same = |(other, _): &(&Candidate, f64)| other.differs_in_schedule(candidate);
-            if least
-                .filter(is_same)
-                .is_some_and(|(_, least_ms)| limit.excludes(least_ms))
-            {
-                slower += 1;
-                continue;
-            }
-            match self.fastest(&mut trials, candidate) {
-                Ok(Fastest {
-                    trial,
-                    config,
-                    recomputes,
-                }) => {
-                    limit.add(trial.step_ms);
-                    // With less recomputation another schedule could be faster by more than its bubble.
-                    let least_ms = trial.step_ms - trial.bubble_ms;
-                    least = (!recomputes).then_some((candidate, least_ms));
-                    fitting.push((trial.step_ms, candidate.layout, config));
-                }
-                Err(Cut::DoesNotFit) => do_not_fit += 1,
-                Err(Cut::Refused(error)) => {
+        let mut do_not_fit = 0;
+        for cut in cuts {
+            match cut {
+                Cut::DoesNotFit => do_not_fit += 1,
+                Cut::Refused(error) => {
                     let example = error.to_string();
                     let kind = example.chars().filter(|c| !c.is_ascii_digit()).collect();
                     let entry = refused.entry(kind);
@@ -194,12 +141,14 @@ impl SearchConfig {
                 }
             }
         }
-        let fit = fitting.len();
-        fitting.sort_by(|one, other| one.0.total_cmp(&other.0));
-        fitting.truncate(PLANNED * self.top);
-        let found = fitting
+        let refusals: usize = refused.values().map(|kind| kind.count).sum();
+        let fit = candidates.len() - do_not_fit - refusals;
+        let fastest = fastest::of(&self.config, &candidates, runs, &trials, PLANNED * self.top)?;
+        let (timed, simulated) = (fastest.len(), trials.simulated());
+        let found = fastest
             .into_iter()
-            .map(|(_, layout, config)| self.found(layout, config));
+            .take(PLANNED * self.top)
+            .map(|run| self.found(&trials, run.config(&self.config, &candidates)));
         let mut best: Vec<FoundRun> = found.collect::<Result<_, _>>()?;
         best.sort_by(|one, other| one.step_ms.total_cmp(&other.step_ms));
         best.truncate(self.top);
@@ -209,71 +158,30 @@ impl SearchConfig {
             gpus: self.gpus,
             gpu: self.gpu,
             candidates: candidates.len(),
-            fit,
-            slower,
+            fit: timed,
+            slower: fit - timed,
             do_not_fit,
             refused,
+            simulated,
             best,
         })
     }
 
-    /// The fastest settings with which a candidate fits.
-    fn fastest(&self, trials: &mut Trials, candidate: &Candidate) -> Result<Fastest, Cut> {
-        let mut best: Option<Fastest> = None;
-        for &zero in candidate.zeros() {
-            'zero: for fused_loss in [false, true] {
-                for recomputed in Recomputed::ALL {
-                    let settings = Settings {
-                        zero,
-                        fused_loss,
-                        recomputed,
-                    };
-                    let config = candidate.config(&self.config, settings);
-                    let trial = match trials.run(&config, candidate.layout) {
-                        Ok(trial) => trial,
-                        Err(Cut::DoesNotFit) => continue,
-                        // Other settings do not make the layout possible.
-                        Err(Cut::Refused(error)) => match best {
-                            Some(best) => return Ok(best),
-                            None => return Err(Cut::Refused(error)),
-                        },
-                    };
-                    let known = best.as_ref().map(|best| best.trial.step_ms);
-                    if known.is_none_or(|known| trial.step_ms < known) {
-                        best = Some(Fastest {
-                            trial,
-                            config,
-                            recomputes: recomputed != Recomputed::Nothing,
-                        });
-                    }
-                    // To recompute more is slower, and so is the fused loss where all logits fit.
-                    if recomputed == Recomputed::Nothing {
-                        break 'zero;
-                    }
-                    break;
-                }
-            }
-        }
-        best.ok_or(Cut::DoesNotFit)
-    }
-
-    fn found(&self, layout: Layout, config: TrainConfig) -> Result<FoundRun, PlanError> {
+    fn found(&self, trials: &Trials, config: TrainConfig) -> Result<FoundRun, PlanError> {
         let settings = changed(&self.config, &config);
-        let config = of_layout(&config, layout);
-        let plan = PlanConfig::new(config, layout).with_gpu(self.gpu).plan()?;
-        let Plan {
+        let layout = config.layout(None)?;
+        let Planned {
             memory,
             time,
-            tokens_per_second_per_gpu,
-            mfu,
             bubble_fraction,
-            ..
-        } = &plan;
+            flops,
+        } = trials.plan(&config)?;
         let fullest = memory.iter().max_by_key(|stage| stage.total_bytes);
         let losses = time.parts().into_iter().skip(2);
         let (loss, loss_ms) = losses
             .max_by(|one, other| one.1.total_cmp(&other.1))
             .unwrap_or_default();
+        let seconds_of_all = self.gpus as f64 * time.step_ms / 1e3;
         Ok(FoundRun {
             layout,
             flags: flags(Some(layout), &settings),
@@ -281,9 +189,9 @@ impl SearchConfig {
             total_bytes: fullest.map_or(0, |stage| stage.total_bytes),
             headroom_bytes: fullest.map_or(0, |stage| stage.headroom_bytes),
             step_ms: time.step_ms,
-            tokens_per_second_per_gpu: *tokens_per_second_per_gpu,
-            mfu: *mfu,
-            bubble_fraction: *bubble_fraction,
+            tokens_per_second_per_gpu: config.tokens_per_step() as f64 / seconds_of_all,
+            mfu: flops / seconds_of_all / self.gpu.bf16,
+            bubble_fraction,
             largest_loss: loss.to_string(),
             largest_loss_ms: loss_ms,
         })

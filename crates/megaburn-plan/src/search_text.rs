@@ -14,8 +14,8 @@ impl fmt::Display for SearchResult {
         let refused: usize = self.refused.iter().map(|kind| kind.count).sum();
         writeln!(
             f,
-            "search   {} x {}: {} combinations of layout, micro-batch and schedule; {} fit, {} are slower with any \
-            schedule, {} leave less than {:.0}% of the memory free, {refused} cannot be run",
+            "search   {} x {}: {} combinations of layout, micro-batch and schedule; {} fit, {} fit but are too \
+            slow with any schedule, {} leave less than {:.0}% of the memory free, {refused} cannot be run",
             self.gpus,
             self.gpu.title,
             self.candidates,

@@ -1,7 +1,7 @@
 //! The time of a step and what a rank sends in it.
 
 use megaburn_mesh::Axis;
-use megaburn_pipeline::{Costs, Links, Op, Schedule, StageLayers, Timing};
+use megaburn_pipeline::{Links, Op, Schedule, StageLayers, Timing};
 use megaburn_train::estimate::{MemoryEstimate, RankParams};
 use serde::Serialize;
 
@@ -9,7 +9,8 @@ use crate::{
     calibration::{BETWEEN_STEPS, HOST_LINK, INTERFERENCE},
     error::PlanError,
     memory::StageMemory,
-    parts::{Parts, Passes},
+    parts::Passes,
+    pipeline::{NANOSECONDS, Pipeline},
     rank::Rank,
     traffic::{Sent, Traffic, others},
 };
@@ -64,7 +65,14 @@ struct Replicated {
     gathered_again: f64,
 }
 
-const NANOSECONDS: f64 = 1e9;
+/// The share of the passes' time in which the busiest stage waits for others.
+pub(crate) fn bubble_fraction(time: &StepTime, of_pipeline: f64) -> f64 {
+    if of_pipeline > 0.0 {
+        time.bubble_ms / 1e3 / of_pipeline
+    } else {
+        0.0
+    }
+}
 
 impl Rank<'_> {
     /// The step of all stages.
@@ -76,36 +84,37 @@ impl Rank<'_> {
         params: &[RankParams],
         memory: &[StageMemory],
     ) -> Result<Step, PlanError> {
-        let parallel = &self.config.parallel;
-        let stages = parallel.stages(&self.layout, self.model.layers)?;
-        let schedule = parallel
-            .schedule(self.layout.pp, self.micro_batches)
-            .build()?;
-        let passes: Vec<Passes> = stages.iter().map(|chunks| self.passes(chunks)).collect();
-        let chunks = schedule.stages.num_chunks as f64;
-        let transfer = match self.layout.pp {
-            1 => 0.0,
-            _ => Sent::new(self.sent_between_stages(), 1.0).seconds(self.bandwidth(&[Axis::Pp])),
-        };
-        let costs = |passes: &Passes| {
-            let cost = |parts: Parts| (parts.total() / chunks * NANOSECONDS) as u64;
-            Costs {
-                forward: cost(passes.forward),
-                backward_input: cost(passes.input),
-                backward_weight: cost(passes.weight),
-                transfer: (transfer * NANOSECONDS) as u64,
-            }
-        };
-        let costs: Vec<Costs> = passes.iter().map(costs).collect();
-        let timing = schedule.simulate(&costs, Links::PrePosted)?;
-        let busiest = (0..passes.len())
-            .max_by_key(|rank| timing.busy(*rank))
-            .unwrap_or(0);
+        let schedule = self.schedule(self.micro_batches).build()?;
+        let passes = self.pipeline()?;
+        let timing = schedule.simulate(&passes.costs, Links::PrePosted)?;
         let of_pipeline = timing.makespan() as f64 / NANOSECONDS;
-        let all = passes[busiest].total() * self.micro_batches as f64;
+        let time = self.time(&passes, params, memory, of_pipeline);
+        let traffic = |(rank, chunks): (usize, &Vec<StageLayers>)| {
+            self.traffic(chunks, &params[rank], &schedule, rank)
+        };
+        Ok(Step {
+            traffic: passes.stages.iter().enumerate().map(traffic).collect(),
+            bubble: bubble_fraction(&time, of_pipeline),
+            time,
+            schedule,
+            timing,
+        })
+    }
+
+    /// The time of a step in which the pipeline takes `of_pipeline` seconds.
+    pub(crate) fn time(
+        &self,
+        pipeline: &Pipeline,
+        params: &[RankParams],
+        memory: &[StageMemory],
+        of_pipeline: f64,
+    ) -> StepTime {
+        let busiest = pipeline.busiest;
+        let passes = &pipeline.passes[busiest];
+        let all = passes.total() * self.micro_batches as f64;
         let bubble = (of_pipeline - all.total()).max(0.0);
-        let replicated = self.replicated(&params[busiest], &stages[busiest]);
-        let [exposed, hidden] = self.over_replicas(replicated, &passes[busiest]);
+        let replicated = self.replicated(&params[busiest], &pipeline.stages[busiest]);
+        let [exposed, hidden] = self.over_replicas(replicated, passes);
         let updates = memory
             .iter()
             .zip(params)
@@ -113,7 +122,7 @@ impl Rank<'_> {
         let optimizer = updates.fold(0.0, f64::max);
         let interference = INTERFERENCE * hidden;
         let seconds = of_pipeline + exposed + interference + optimizer + BETWEEN_STEPS;
-        let time = StepTime {
+        StepTime {
             step_ms: seconds * 1e3,
             products_ms: all.products * 1e3,
             attention_ms: all.attention * 1e3,
@@ -123,47 +132,11 @@ impl Rank<'_> {
             bubble_ms: bubble * 1e3,
             optimizer_ms: optimizer * 1e3,
             host_ms: (all.host + BETWEEN_STEPS) * 1e3,
-        };
-        let traffic = |(rank, chunks): (usize, &Vec<StageLayers>)| {
-            self.traffic(chunks, &params[rank], &schedule, rank)
-        };
-        Ok(Step {
-            time,
-            traffic: stages.iter().enumerate().map(traffic).collect(),
-            bubble: if of_pipeline > 0.0 {
-                bubble / of_pipeline
-            } else {
-                0.0
-            },
-            schedule,
-            timing,
-        })
-    }
-
-    /// The passes of a micro-batch through all chunks of a rank.
-    fn passes(&self, chunks: &[StageLayers]) -> Passes {
-        let mut all = Passes::default();
-        for StageLayers {
-            embedding, loss, ..
-        } in chunks
-        {
-            if *embedding {
-                all += self.embedding();
-            }
-            if *loss {
-                all += self.head();
-            }
         }
-        for chunk in chunks {
-            for (position, index) in self.blocks_of(chunk).enumerate() {
-                all += self.block(index, position);
-            }
-        }
-        all
     }
 
     /// The blocks of a chunk; those of multi-token prediction are in the last one.
-    fn blocks_of(&self, chunk: &StageLayers) -> impl Iterator<Item = usize> {
+    pub(crate) fn blocks_of(&self, chunk: &StageLayers) -> impl Iterator<Item = usize> {
         let further = if chunk.loss { self.model.mtp_layers } else { 0 };
         let last = self.model.layers;
         chunk.layers.clone().chain(last..last + further)

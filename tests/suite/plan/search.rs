@@ -88,6 +88,18 @@ fn nothing_that_fits_is_faster(#[case] layers: usize, #[case] samples: usize) {
     }
 }
 
+/// A search simulates the runs that could be among the fastest, not all that fit.
+#[test]
+fn few_steps_are_simulated() {
+    let start = config(LLAMA, "dp64", 4, "model.layers=32 data.seq_len=8192");
+    let found = SearchConfig::new(start, 64).with_top(1).search().unwrap();
+    let fitting = found.fit + found.slower;
+    assert!(fitting > 100, "{found}");
+    // A run's settings are timed one by one, each by one or two simulated steps.
+    assert!(found.simulated >= found.fit, "{found:?}");
+    assert!(found.simulated < fitting / 2, "{found:?}");
+}
+
 #[test]
 fn experts_are_divided_in_every_way_that_the_model_permits() {
     let text = format!("{LLAMA}[model.experts]\nnum = 8\ntop_k = 2\n")

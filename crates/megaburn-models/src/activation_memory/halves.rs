@@ -1,14 +1,17 @@
 //! The activation memory of an encoder-decoder model.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use super::{ActivationMemory, STATISTIC, Scores, StageEnds, terms::Term};
 use crate::decoder::Segment;
 
 impl ActivationMemory {
     /// The same model with the sequences that block `index` reads.
-    pub(super) fn half_of(&self, index: usize) -> Self {
-        self.half(index < self.model.encoder_layers)
+    pub(super) fn half_of(&self, index: usize) -> Cow<'_, Self> {
+        match self.model.is_encoder_decoder() {
+            true => Cow::Owned(self.half(index < self.model.encoder_layers)),
+            false => Cow::Borrowed(self),
+        }
     }
 
     /// The same model with the sequences of the encoder, or of the decoder.

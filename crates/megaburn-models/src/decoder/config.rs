@@ -291,6 +291,26 @@ impl DecoderConfig {
             .filter(|experts| !experts.dense_layers.contains(&index))
     }
 
+    /// For each block, including those of multi-token prediction, the first one that is as large and
+    /// computes as much. Of an encoder-decoder model, whose halves end differently, each block itself.
+    pub fn alike_blocks(&self) -> Vec<usize> {
+        let mut kinds = Vec::new();
+        let first = |index: usize| {
+            let kind = (
+                self.is_encoder_decoder().then_some(index),
+                self.layer_window(index),
+                self.layer_experts(index).is_some(),
+            );
+            let known = kinds.iter().find(|(known, _)| *known == kind);
+            let first = known.map(|(_, first)| *first);
+            first.unwrap_or_else(|| {
+                kinds.push((kind, index));
+                index
+            })
+        };
+        (0..self.num_blocks()).map(first).collect()
+    }
+
     /// The layer whose parts block `index` has: blocks of multi-token prediction are like the last
     /// layer.
     pub(super) fn kind_of(&self, index: usize) -> usize {

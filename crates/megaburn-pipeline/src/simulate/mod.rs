@@ -2,10 +2,12 @@
 
 mod check;
 mod machine;
+mod prepared;
 mod timing;
 
 use serde::{Deserialize, Serialize};
 
+pub use prepared::PreparedSchedule;
 pub use timing::{Span, Timing};
 
 use crate::{error::PipelineError, schedule::Schedule};

@@ -14,6 +14,7 @@ pub use checkpoint::CheckpointShare;
 use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
 pub use megaburn_models::activation_memory::Scores;
+use megaburn_pipeline::PreparedSchedule;
 pub use state::RankParams;
 
 use crate::{config::TrainConfig, error::TrainError};
@@ -64,8 +65,24 @@ impl MemoryEstimate {
         params: &[RankParams],
         scores: Scores,
     ) -> Result<Vec<Self>, TrainError> {
+        let schedule = held::schedule(config, layout)?;
+        Self::of_schedule(config, layout, model, params, &schedule, scores)
+    }
+
+    /// As [`of_params`](Self::of_params), for a schedule that is known too.
+    ///
+    /// # Errors
+    /// As [`of_stages`](Self::of_stages).
+    pub fn of_schedule(
+        config: &TrainConfig,
+        layout: &Layout,
+        model: &DecoderConfig,
+        params: &[RankParams],
+        schedule: &PreparedSchedule,
+        scores: Scores,
+    ) -> Result<Vec<Self>, TrainError> {
         let stages = config.parallel.stages(layout, model.layers)?;
-        let held = held::of_stages(config, layout, model, &stages, scores)?;
+        let held = held::of_stages(config, layout, model, &stages, schedule, scores)?;
         let with = |(params, activations): (&RankParams, usize)| Self {
             activations,
             ..params.bytes(config, layout)

@@ -1,5 +1,7 @@
 //! Parameters, gradients and optimizer state of the ranks of a pipeline.
 
+use std::collections::{HashMap, hash_map::Entry};
+
 use burn::prelude::Device;
 use megaburn_collective::{Group, ProcessGroups};
 use megaburn_mesh::{Axis, Layout};
@@ -29,7 +31,8 @@ struct Param {
 /// The parameters of one rank, before ZeRO shards them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankParams {
-    params: Vec<Param>,
+    /// The different parameters, with how many there are.
+    params: Vec<(Param, usize)>,
 }
 
 impl RankParams {
@@ -76,10 +79,34 @@ impl RankParams {
                 is_orthogonalized: spec.shard.global_shape.len() == 2
                     && !NO_MUON.iter().any(|start| path.starts_with(start)),
             };
-            let params = plan.iter().map(param).collect();
-            Ok::<_, TrainError>(Self { params })
+            Ok::<_, TrainError>(Self::counted(plan.iter().map(param)))
         };
-        stages.iter().map(of).collect()
+        // Ranks in the middle of a pipeline have blocks that are alike.
+        let alike = model.alike_blocks();
+        let mut known: HashMap<Vec<(bool, Vec<usize>, bool)>, Self> = HashMap::new();
+        let of_rank = |chunks: &Vec<StageLayers>| {
+            let blocks = |chunk: &StageLayers| {
+                let blocks = alike[chunk.layers.clone()].to_vec();
+                (chunk.embedding, blocks, chunk.loss)
+            };
+            let key = chunks.iter().map(blocks).collect();
+            Ok::<_, TrainError>(match known.entry(key) {
+                Entry::Occupied(known) => known.get().clone(),
+                Entry::Vacant(unknown) => unknown.insert(of(chunks)?).clone(),
+            })
+        };
+        stages.iter().map(of_rank).collect()
+    }
+
+    fn counted(params: impl Iterator<Item = Param>) -> Self {
+        let mut counts: Vec<(Param, usize)> = Vec::new();
+        for param in params {
+            match counts.iter_mut().find(|(known, _)| *known == param) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((param, 1)),
+            }
+        }
+        Self { params: counts }
     }
 
     /// The number of elements of all parameters.
@@ -100,13 +127,13 @@ impl RankParams {
 
     /// The number of elements of the largest parameter.
     pub fn largest(&self) -> usize {
-        let elements = self.params.iter().map(|param| param.elements);
+        let elements = self.params.iter().map(|(param, _)| param.elements);
         elements.max().unwrap_or(0)
     }
 
     fn sum(&self, is_counted: impl Fn(&Param) -> bool) -> usize {
-        let counted = self.params.iter().filter(|param| is_counted(param));
-        counted.map(|param| param.elements).sum()
+        let counted = self.params.iter().filter(|(param, _)| is_counted(param));
+        counted.map(|(param, count)| count * param.elements).sum()
     }
 
     /// Everything that the rank holds except activations.
@@ -124,13 +151,13 @@ const NO_MUON: [&str; 5] = [
     "head.",
 ];
 
-fn bytes(config: &TrainConfig, layout: &Layout, params: &[Param]) -> MemoryEstimate {
+fn bytes(config: &TrainConfig, layout: &Layout, params: &[(Param, usize)]) -> MemoryEstimate {
     let zero = config.parallel.zero;
     let mut found = MemoryEstimate::default();
     // Elements of the matrices that are gathered, and of the gradients in flight.
     let mut gathered = 0;
     let mut sent = 0;
-    for param in params {
+    for (param, count) in params {
         let shares = if zero == 0 {
             1
         } else {
@@ -140,19 +167,16 @@ fn bytes(config: &TrainConfig, layout: &Layout, params: &[Param]) -> MemoryEstim
         let is_shared_out = zero == 3 && param.is_direct && shares > 1;
         let parameter = if is_shared_out { share } else { param.elements };
         let gradient = if zero >= 2 { share } else { param.elements };
-        found.parameters += width(config.train.dtype) * parameter;
-        found.gradients += width(config.optimizer.main_grads_dtype) * gradient;
+        found.parameters += count * width(config.train.dtype) * parameter;
+        found.gradients += count * width(config.optimizer.main_grads_dtype) * gradient;
         let kept = 1.0 - config.optimizer.cpu_offload_fraction;
         let state = config
             .optimizer
             .bytes_of_element(config.train.dtype, param.is_orthogonalized);
-        found.optimizer += (share as f64 * state * kept) as usize;
-        gathered += if is_shared_out { param.elements } else { 0 };
-        sent += if zero >= 2 && shares > 1 {
-            param.elements
-        } else {
-            0
-        };
+        found.optimizer += count * (share as f64 * state * kept) as usize;
+        let elements = count * param.elements;
+        gathered += if is_shared_out { elements } else { 0 };
+        sent += if zero >= 2 && shares > 1 { elements } else { 0 };
     }
     // One bucket is in use while the next one is in flight.
     let replicas = layout.dp * layout.cp;

@@ -136,13 +136,13 @@ mod tests {
         #[case] nproc: usize,
         #[case] nnodes: usize,
         #[case] node_rank: usize,
-        #[case] master: Option<(&str, u16)>,
+        #[case] address: Option<(&str, u16)>,
     ) {
         let options = LaunchOptions::new(nproc, vec!["true".into()])
             .with_nodes(nnodes, node_rank)
             .with_master(
-                master.map(|(addr, _)| addr.into()),
-                master.map(|(_, port)| port),
+                address.map(|(addr, _)| addr.into()),
+                address.map(|(_, port)| port),
             );
         assert!(matches!(
             master(&options),

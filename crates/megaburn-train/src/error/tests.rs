@@ -1,7 +1,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::diagnosis::NonFiniteOrigin;
+use crate::{diagnosis::NonFiniteOrigin, exit::Exit};
 
 #[rstest]
 #[case(

@@ -34,6 +34,10 @@ pub enum LaunchError {
     Listen { port: u16, error: io::Error },
     #[error("cannot join the job at {coordinator}: {why}")]
     Join { coordinator: String, why: String },
+    #[error("the launcher of node 0 at {coordinator} refuses this one: {why}")]
+    Refused { coordinator: String, why: String },
+    #[error("stopped by signal {signal} while it waited for the launcher of node 0")]
+    Stopped { signal: i32 },
 }
 
 impl LaunchError {
@@ -42,7 +46,12 @@ impl LaunchError {
         match self {
             Self::NoCommand { .. } => child::EXIT_NOT_FOUND,
             Self::NotExecutable { .. } => child::EXIT_CANNOT_START,
-            Self::BadOptions { .. } | Self::NoPort(_) | Self::Logs(_) | Self::Listen { .. } => 2,
+            Self::BadOptions { .. }
+            | Self::NoPort(_)
+            | Self::Logs(_)
+            | Self::Listen { .. }
+            | Self::Refused { .. } => 2,
+            Self::Stopped { signal } => 128 + signal,
             Self::Start { .. } | Self::NoToken(_) | Self::Watch(_) | Self::Join { .. } => 1,
         }
     }

@@ -18,6 +18,7 @@ use crate::{
     logs::Logs,
     options::LaunchOptions,
     output::{Pumps, Streams},
+    port,
     restart::Restarts,
     signals::passed_on,
     supervise::{Event, Supervisor},
@@ -40,6 +41,8 @@ pub(crate) struct Host<'a> {
 /// How an attempt ended.
 pub(crate) struct Attempt {
     pub(crate) outcome: Outcome,
+    /// Why its ranks could not be started.
+    pub(crate) error: Option<LaunchError>,
     /// What the coordinator of several hosts sent meanwhile that was not about the ranks.
     pub(crate) message: Option<FromCoordinator>,
 }
@@ -66,7 +69,12 @@ impl<'a> Host<'a> {
         let mut restarts = Restarts::new(self.options.restart);
         for attempt in 0.. {
             let begin = Instant::now();
-            let mut outcome = self.attempt(self.options.node_rank, attempt, &job)?.outcome;
+            let Attempt {
+                mut outcome, error, ..
+            } = self.attempt(self.options.node_rank, attempt, &job)?;
+            if let Some(error) = error {
+                return Err(error);
+            }
             self.report(&outcome);
             if !outcome.is_failure() {
                 return Ok(outcome);
@@ -95,7 +103,7 @@ impl<'a> Host<'a> {
     /// Starts the ranks as those of node `node_rank` and waits until they have ended.
     ///
     /// # Errors
-    /// A rank cannot be started, or a log cannot be opened.
+    /// A log cannot be opened.
     pub(crate) fn attempt(
         &mut self,
         node_rank: usize,
@@ -110,15 +118,21 @@ impl<'a> Host<'a> {
         let open = |dir| Logs::open(dir, first..first + options.nproc, self.streams.errors());
         let logs = options.log_dir.as_deref().map(open).transpose();
         let logs = logs.map_err(LaunchError::Logs)?;
+        if attempt > 0 && node_rank == 0 {
+            port::await_free(job.port);
+        }
         let mut pumps = Pumps::new(self.streams.clone().with_logs(logs));
         let mut run = Supervisor::new(&options, attempt, self.guard.as_mut());
         for local_rank in 0..options.nproc {
             if let Err(error) = run.start(local_rank, job, &self.sender, &mut pumps) {
                 run.kill();
                 run.supervise(&self.events);
-                return Err(LaunchError::Start {
-                    rank: first + local_rank,
-                    error,
+                let message = run.message.take();
+                let rank = first + local_rank;
+                return Ok(Attempt {
+                    outcome: run.into_outcome(),
+                    error: Some(LaunchError::Start { rank, error }),
+                    message,
                 });
             }
         }
@@ -130,6 +144,7 @@ impl<'a> Host<'a> {
         Ok(Attempt {
             outcome: run.into_outcome(),
             message,
+            error: None,
         })
     }
 
@@ -165,7 +180,13 @@ impl<'a> Host<'a> {
 
     /// Writes a line of the launcher itself to standard error.
     pub(crate) fn say(&self, text: &str) {
-        self.streams.say(&format!("megaburn launch: {text}"));
+        self.speaker()(text);
+    }
+
+    /// What writes such lines, for another thread.
+    pub(crate) fn speaker(&self) -> impl Fn(&str) + Send + 'static {
+        let streams = self.streams.clone();
+        move |text| streams.say(&format!("megaburn launch: {text}"))
     }
 
     fn report(&self, outcome: &Outcome) {

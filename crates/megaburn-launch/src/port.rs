@@ -2,7 +2,9 @@
 
 use std::{
     io,
-    net::{Ipv4Addr, UdpSocket},
+    net::{Ipv4Addr, TcpListener, UdpSocket},
+    thread,
+    time::{Duration, Instant},
 };
 
 /// How many free ports are tried before the search is given up.
@@ -36,6 +38,19 @@ impl ReservedPort {
             }
         }
         Err(io::ErrorKind::AddrInUse.into())
+    }
+}
+
+/// Waits until nothing listens on a port of this host any more, at most for ten seconds: an attempt
+/// that has just ended may still hold it. Rank 0 reports a port that stays in use.
+pub(crate) fn await_free(port: u16) {
+    let until = Instant::now() + Duration::from_secs(10);
+    let is_used = || {
+        let bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
+        bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+    };
+    while is_used() && Instant::now() < until {
+        thread::sleep(Duration::from_millis(100));
     }
 }
 

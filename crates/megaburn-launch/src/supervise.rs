@@ -207,7 +207,8 @@ impl<'a> Supervisor<'a> {
         match message {
             FromCoordinator::EndRanks { attempt } if attempt != self.attempt => {}
             FromCoordinator::EndRanks { .. } if self.plan == Plan::Wait => self.settle(),
-            FromCoordinator::EndRanks { .. } => {}
+            FromCoordinator::EndRanks { .. } | FromCoordinator::Beat => {}
+            FromCoordinator::Signal { signal } => self.forward_signal(signal),
             other => {
                 self.message = Some(other);
                 self.settle();

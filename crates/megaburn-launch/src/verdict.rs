@@ -124,12 +124,29 @@ impl Outcome {
         })
     }
 
+    /// The rank whose host is to blame: that of the cause, or, if the cause only lost a peer, one that
+    /// had to be killed because it hung. `None` if no host is more to blame than others.
+    pub(crate) fn culprit(&self) -> Option<usize> {
+        let cause = self.cause()?;
+        if cause.by != EndedBy::Code(EXIT_PEER_FAILED) && !cause.told {
+            return Some(cause.rank);
+        }
+        let killed = EndedBy::Signal(Signal::SIGKILL as i32);
+        let hung = self.ends.iter().find(|end| end.told && end.by == killed);
+        hung.map(|end| end.rank)
+    }
+
     /// Why another start of the ranks would not help; `None` if it may.
     pub(crate) fn obstacle(&self) -> Option<String> {
         match self.cause()?.by {
             EndedBy::Code(2) => {
                 Some("exit code 2 means that the input or the configuration is wrong".into())
             }
+            EndedBy::Code(3) => Some(
+                "exit code 3 means that numbers are not finite, also when computed again, or that \
+                the loss is a spike; another start would compute the same"
+                    .into(),
+            ),
             EndedBy::Code(code @ (child::EXIT_CANNOT_START | child::EXIT_NOT_FOUND)) => Some(
                 format!("exit code {code} means that the command cannot be started"),
             ),
@@ -233,7 +250,7 @@ mod tests {
 
     #[rstest]
     #[case::killed(&[(Signal(9), false), (Code(4), false)], true, None)]
-    #[case::non_finite(&[(Code(3), false)], true, None)]
+    #[case::non_finite(&[(Code(3), false)], true, Some("not finite"))]
     #[case::success(&[(Code(0), false); 2], false, None)]
     #[case::stopped(&[(Code(75), false); 2], false, None)]
     #[case::wrong(&[(Code(4), false), (Code(2), false)], true, Some("configuration"))]
@@ -256,6 +273,18 @@ mod tests {
         }
         outcome.signal = Some(15);
         assert!(!outcome.is_failure());
+    }
+
+    #[rstest]
+    #[case::own(&[(Code(4), false), (Code(1), false)], Some(1))]
+    #[case::hung(&[(Code(4), false), (Signal(9), true), (Code(4), false)], Some(1))]
+    #[case::all_lost_a_peer(&[(Code(4), false), (Code(4), false)], None)]
+    #[case::lost(&[(Code(4), false), (LostHost, false)], Some(1))]
+    fn a_host_is_blamed_for_its_own_failure_or_its_hang(
+        #[case] ends: &[(EndedBy, bool)],
+        #[case] rank: Option<usize>,
+    ) {
+        assert_eq!(outcome(ends).culprit(), rank);
     }
 
     #[test]

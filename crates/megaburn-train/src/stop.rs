@@ -68,9 +68,11 @@ impl StopReason {
     }
 }
 
-/// When `megaburn launch` began, so that a restart does not extend the time limit; now without one.
+/// When `megaburn launch` began, if this is a restart, which must not extend the time limit; else
+/// now.
 fn start_of_launch() -> Instant {
-    let age = Launched::from_env().map(|launched| launched.launch.age());
+    let restarted = Launched::from_env().filter(|launched| launched.attempt > 0);
+    let age = restarted.map(|launched| launched.launch.age());
     let now = Instant::now();
     now.checked_sub(age.unwrap_or_default()).unwrap_or(now)
 }

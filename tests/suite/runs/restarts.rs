@@ -80,17 +80,30 @@ fn a_run_whose_ranks_are_killed_ends_as_one_that_was_not_disturbed() {
     assert!(run.tensors(STEPS) == undisturbed.tensors(STEPS));
 }
 
+/// The restart begins when the limit has passed, so it makes one step, as each start does.
 #[test]
 fn the_time_limit_counts_from_the_first_start() {
     let run = Run::new();
-    let limit = ["--set", "train.exit_after_minutes=0.05"];
-    let mut ranks = launch(&run, 1_000_000, &["--restarts", "5"], &limit);
+    let sets = [
+        "train.checkpoint_interval=1",
+        "train.exit_after_minutes=0.05",
+    ];
+    let train = run.args("dp2", 1_000_000, &sets);
+    let script = "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || sleep 3; exec \"$@\"";
+    let mut args = vec!["launch", "--nproc", "2", "--restarts", "5", "--"];
+    args.extend(["sh", "-c", script, "sh", MEGABURN, "train"]);
+    args.extend(train.iter().map(String::as_str));
+    let mut ranks = Ranks::command(&args);
     ranks.wait_until(|| run.steps().len() >= 2);
-    kill(process_of_rank(1, &run).expect("it runs"), Signal::SIGKILL).unwrap();
+    let process = process_of_rank(1, &run).expect("it runs");
+    kill(process, Signal::SIGKILL).unwrap();
     let ended = ranks.wait(0, std::time::Instant::now() + PATIENCE);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stderr.contains("restart 1 of 5"), "{ended:?}");
-    // More than three seconds have passed when the restart has done its first step.
+    let resumed = ended.stdout.split("resumed  after step ").nth(1);
+    let resumed = resumed.and_then(|rest| rest.split(' ').next()?.parse::<u64>().ok());
+    let last = run.steps().last().map(|step| step.step);
+    assert_eq!(last, resumed.map(|step| step + 1), "{ended:?}");
     let state = fs::read_to_string(run.path("run/state.json")).unwrap();
     assert!(state.contains("train.exit_after_minutes"), "{state}");
 }

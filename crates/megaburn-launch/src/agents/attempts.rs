@@ -25,16 +25,20 @@ use crate::{
 
 /// How long a job that begins waits for a host before a spare takes its place.
 const SPARE_PATIENCE: Duration = Duration::from_secs(30);
-/// How long the coordinator waits at the end for launchers that have not hung up.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// How long the ranks of other hosts may take to end after those of one have stopped on purpose.
+const STOPPING: Duration = Duration::from_secs(10);
 
 /// What the coordinator waits for.
 #[derive(Clone, Copy, Debug)]
-enum Phase {
+pub(super) enum Phase {
     /// Hosts for all seats.
     Hosts { since: Instant },
     /// The end of the ranks.
-    Ranks { since: Instant, ends_all: bool },
+    Ranks {
+        since: Instant,
+        /// When those that still run are ended.
+        end_at: Option<Instant>,
+    },
     /// The end of the pause before a restart.
     Pause { until: Instant },
 }
@@ -58,6 +62,8 @@ pub(super) struct Attempts {
     pub(super) signal: Option<i32>,
     /// Whether this host's launcher has left.
     pub(super) is_over: Arc<AtomicBool>,
+    /// Whether ranks have been started.
+    pub(super) has_started: bool,
 }
 
 impl Attempts {
@@ -86,15 +92,13 @@ impl Attempts {
                 None => break,
             }
         }
-        let outcome = self.outcome.clone();
-        self.send_all(&FromCoordinator::End { outcome });
         self.part();
     }
 
     /// Takes note of what a launcher sent.
     fn take(&mut self, id: usize, incoming: Incoming, phase: &mut Phase) {
         match incoming {
-            Incoming::Hello(hello, connection) => self.admit(id, &hello, connection),
+            Incoming::Hello(hello, connection) => self.admit(id, &hello, connection, phase),
             Incoming::Lost(why) => self.lose(id, &why, phase),
             Incoming::Said(said) => {
                 if let Some(member) = self.members.by_id(id) {
@@ -102,7 +106,7 @@ impl Attempts {
                 }
                 match said {
                     FromAgent::Beat => {}
-                    FromAgent::Leaves { signal } => self.signal = Some(signal),
+                    FromAgent::Leaves { signal } => self.leave(id, signal, phase),
                     FromAgent::Ended {
                         attempt,
                         outcome,
@@ -113,8 +117,12 @@ impl Attempts {
         }
     }
 
-    fn admit(&mut self, id: usize, hello: &Hello, connection: Connection) {
+    fn admit(&mut self, id: usize, hello: &Hello, connection: Connection, phase: &mut Phase) {
         let connection = Arc::new(connection);
+        if let Some(replaced) = self.members.replaced_by(hello, Instant::now()) {
+            self.lose(replaced, "its launcher has connected again", phase);
+        }
+        self.continue_launch(hello);
         let joined = match self.shape.difference(&hello.shape) {
             Some(why) => Err(why),
             None => {
@@ -165,18 +173,29 @@ impl Attempts {
         self.add(outcome, phase);
     }
 
-    /// Adds how the ranks of a host ended, and ends those of the other hosts after a failure.
+    /// If this coordinator was started again, the launch is that of the hosts that were there before.
+    fn continue_launch(&mut self, hello: &Hello) {
+        if let (Some((launch, attempt)), false) = (&hello.started, self.has_started)
+            && *attempt >= self.attempt
+        {
+            self.launch = launch.clone();
+            self.attempt = attempt + 1;
+        }
+    }
+
+    /// Adds how the ranks of a host ended, and ends those of the other hosts after a failure. Ranks
+    /// that stop on purpose have time to do so everywhere.
     fn add(&mut self, outcome: Outcome, phase: &mut Phase) {
         let is_failure = outcome.is_failure();
+        let has_stopped = outcome.signal.is_none() && outcome.cause().is_some();
         self.outcome.ends.extend(outcome.ends);
         self.outcome.signal = self.outcome.signal.or(outcome.signal);
-        if let Phase::Ranks { ends_all, .. } = phase
-            && is_failure
-            && !*ends_all
+        if let Phase::Ranks { end_at, .. } = phase
+            && has_stopped
         {
-            *ends_all = true;
-            let attempt = self.attempt;
-            self.send_all(&FromCoordinator::EndRanks { attempt });
+            let patience = if is_failure { Duration::ZERO } else { STOPPING };
+            let at = Instant::now() + patience;
+            *end_at = Some(end_at.map_or(at, |before| before.min(at)));
         }
     }
 
@@ -225,6 +244,16 @@ impl Attempts {
             return None;
         }
         match phase {
+            Phase::Ranks {
+                since,
+                end_at: Some(at),
+            } if now >= at && !self.have_ended() => {
+                let attempt = self.attempt;
+                self.send_all(&FromCoordinator::EndRanks { attempt });
+                // Again until they have ended: a launcher obeys the first one.
+                let end_at = Some(now + STOPPING);
+                Some(Phase::Ranks { since, end_at })
+            }
             Phase::Pause { until } if now >= until => Some(Phase::Hosts { since: now }),
             Phase::Hosts { since } => self.start(since),
             Phase::Ranks { since, .. } if self.have_ended() => self.decide(now - since),
@@ -238,19 +267,27 @@ impl Attempts {
         let may_use_spares = self.attempt > 0 || waited > SPARE_PATIENCE;
         let free = self.members.seat(may_use_spares);
         if !free.is_empty() {
-            if waited < self.options.host_timeout {
+            let is_hopeless = |member: &Member| member.node == 0 && member.is_unfit;
+            let is_hopeless = self.members.all.iter().any(is_hopeless);
+            if waited < self.options.host_timeout && !is_hopeless {
                 return Some(Phase::Hosts { since });
             }
-            let seconds = self.options.host_timeout.as_secs();
-            self.outcome.ends.extend(free.iter().map(|seat| RankEnd {
+            let why = match is_hopeless {
+                true => "node 0 has a process that does not end".to_string(),
+                false => format!("none came within {} s", waited.as_secs()),
+            };
+            let ends = free.iter().map(|seat| RankEnd {
                 rank: seat * self.options.nproc,
                 by: EndedBy::LostHost,
                 told: false,
-                last_words: vec![format!("no host came for node {seat} within {seconds} s")],
-            }));
-            self.say_outcome();
+                last_words: Vec::new(),
+            });
+            self.outcome.ends.extend(ends);
+            let seats: Vec<_> = free.iter().map(usize::to_string).collect();
+            self.say(&format!("no host for node {}: {why}", seats.join(", ")));
             return None;
         }
+        self.has_started = true;
         self.outcome = Outcome::default();
         for seat in 0..self.options.nnodes {
             let start = FromCoordinator::Start(Start {
@@ -275,7 +312,7 @@ impl Attempts {
         replaced.iter().for_each(|text| self.say(text));
         Some(Phase::Ranks {
             since: Instant::now(),
-            ends_all: false,
+            end_at: None,
         })
     }
 
@@ -295,8 +332,8 @@ impl Attempts {
             self.outcome.signal = self.outcome.signal.or(self.signal);
             return None;
         }
-        if let Some(cause) = self.outcome.cause() {
-            let seat = cause.rank / self.options.nproc;
+        if let Some(rank) = self.outcome.culprit() {
+            let seat = rank / self.options.nproc;
             let members = &mut self.members.all;
             let of_cause = members.iter_mut().find(|member| member.seat == Some(seat));
             of_cause.into_iter().for_each(|member| member.failures += 1);
@@ -311,21 +348,7 @@ impl Attempts {
         })
     }
 
-    /// Ends a job that has no ranks now, because a launcher was asked to stop.
-    fn stop(&mut self) {
-        self.outcome.signal = self.signal;
-        if self.outcome.ends.is_empty() {
-            self.outcome.ends.push(RankEnd {
-                rank: 0,
-                by: EndedBy::Signal(self.signal.unwrap_or_default()),
-                told: true,
-                last_words: Vec::new(),
-            });
-        }
-        self.say_outcome();
-    }
-
-    fn say_outcome(&mut self) {
+    pub(super) fn say_outcome(&mut self) {
         if self.outcome.cause().is_some() || self.outcome.signal.is_some() {
             let text = self.outcome.to_string();
             self.say(&text);
@@ -333,34 +356,21 @@ impl Attempts {
     }
 
     /// Lets all launchers print a text.
-    fn say(&mut self, text: &str) {
+    pub(super) fn say(&mut self, text: &str) {
         let text = text.to_string();
         self.send_all(&FromCoordinator::Say { text });
     }
 
-    fn send_all(&mut self, message: &FromCoordinator) {
+    pub(super) fn send_all(&mut self, message: &FromCoordinator) {
         self.members
             .all
             .iter_mut()
             .for_each(|member| send(member, message));
     }
-
-    /// Waits until all launchers have hung up, so that the last message reaches them.
-    fn part(mut self) {
-        let until = Instant::now() + FAREWELL;
-        while !self.members.all.is_empty() {
-            let left = until.saturating_duration_since(Instant::now());
-            match self.incoming.recv_timeout(left) {
-                Ok((id, Incoming::Lost(_))) => drop(self.members.remove(id)),
-                Ok(_) => {}
-                Err(_) => return,
-            }
-        }
-    }
 }
 
 /// Sends a message to a launcher. If that fails, its reader reports the end of the connection.
-fn send(member: &mut Member, message: &FromCoordinator) {
+pub(super) fn send(member: &mut Member, message: &FromCoordinator) {
     let failed = |connection: &Arc<Connection>| connection.send(message).is_err();
     if member.connection.as_ref().is_some_and(failed) {
         member.connection = None;

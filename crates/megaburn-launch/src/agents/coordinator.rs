@@ -76,6 +76,7 @@ impl Coordinator {
             outcome: Outcome::default(),
             signal: None,
             is_over: is_over.clone(),
+            has_started: false,
         };
         let thread = thread::Builder::new()
             .name("coordinator".into())

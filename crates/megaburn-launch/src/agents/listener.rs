@@ -76,7 +76,7 @@ fn serve(
 ) -> io::Result<String> {
     stream.set_nonblocking(false)?;
     let connection = Connection::new(stream)?;
-    let mut reader = connection.reader()?;
+    let mut reader = connection.reader(true)?;
     let hello: Hello = reader.read()?;
     if !hello.token.agrees(token) {
         let why = "it has another job token; give all launchers the same `--job-token`";

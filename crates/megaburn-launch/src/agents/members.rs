@@ -1,18 +1,26 @@
 //! The hosts of a job, and which of them run the ranks of an attempt.
 
-use std::{cmp::Reverse, sync::Arc, time::Instant};
+use std::{
+    cmp::Reverse,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::wire::{Connection, Hello};
 use crate::verdict::Outcome;
 
 /// A host with this number of failures of its own gives its place to a spare.
 const REPEATED: usize = 2;
+/// A launcher that gave no sign of life for so long is replaced by another one with its number.
+const LATE: Duration = Duration::from_secs(3);
 
 /// A launcher that has joined.
 #[derive(Debug)]
 pub(super) struct Member {
     /// The number of its connection.
     pub(super) id: usize,
+    /// Its random digits.
+    launcher: String,
     /// The number that it was started with.
     pub(super) node: usize,
     pub(super) host: String,
@@ -75,6 +83,7 @@ impl Members {
             known.map_or((0, false), |(_, failures, unfit)| (*failures, *unfit));
         self.all.push(Member {
             id,
+            launcher: hello.launcher.clone(),
             node: hello.node,
             host: hello.host.clone(),
             connection,
@@ -85,6 +94,16 @@ impl Members {
             is_unfit,
         });
         Ok(())
+    }
+
+    /// The connection that a launcher with this first message replaces: its own last one, or that of
+    /// another launcher with its number which gives no sign of life.
+    pub(super) fn replaced_by(&self, hello: &Hello, now: Instant) -> Option<usize> {
+        let is_replaced = |member: &&Member| {
+            let is_silent = now.duration_since(member.last_sign) > LATE;
+            member.launcher == hello.launcher || member.node == hello.node && is_silent
+        };
+        self.all.iter().find(is_replaced).map(|member| member.id)
     }
 
     pub(super) fn by_id(&mut self, id: usize) -> Option<&mut Member> {
@@ -176,6 +195,8 @@ mod tests {
             node,
             host: format!("host-{node}"),
             shape: Shape::of(&options),
+            launcher: format!("launcher-{node}"),
+            started: None,
         };
         members.join(node, &hello, None, Instant::now())
     }

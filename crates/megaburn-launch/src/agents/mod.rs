@@ -7,6 +7,7 @@
 
 mod attempts;
 mod coordinator;
+mod farewell;
 mod listener;
 mod members;
 pub(crate) mod wire;
@@ -25,6 +26,7 @@ use crate::{
     error::LaunchError,
     host::{Attempt, Host},
     job::Job,
+    launched::Launch,
     signals::StopRequests,
     supervise::Event,
     verdict::Outcome,
@@ -50,17 +52,25 @@ pub(crate) fn run(host: &mut Host<'_>, job: &Job) -> Result<Outcome, LaunchError
     } else {
         (job.addr.clone(), None)
     };
-    let agent = Agent {
+    let launcher = JobToken::draw().map_err(LaunchError::NoToken)?;
+    let mut agent = Agent {
         addr,
         port,
         token: job.token_of_hosts(),
+        launcher: launcher.text().into(),
+        started: None,
+        requests: StopRequests::default(),
     };
+    let mut since = Instant::now();
     loop {
-        let connection = agent.connect(host)?;
+        let connection = agent.connect(host, since)?;
         let why = match agent.serve(host, &connection)? {
             Served::Ended(outcome) => return Ok(outcome),
+            // It was no coordinator, or one that is about to end.
+            Served::NotJoined => continue,
             Served::Lost { why } => why,
         };
+        since = Instant::now();
         host.say(&format!(
             "lost the launcher of node 0 at {agent}: {why}; this one waits up to {} s for it",
             options.host_timeout.as_secs()
@@ -71,7 +81,11 @@ pub(crate) fn run(host: &mut Host<'_>, job: &Job) -> Result<Outcome, LaunchError
 /// How the service of a connection ended.
 enum Served {
     Ended(Outcome),
-    Lost { why: String },
+    /// The other side hung up before it sent anything.
+    NotJoined,
+    Lost {
+        why: String,
+    },
 }
 
 /// The launcher of a host as the coordinator sees it.
@@ -79,6 +93,12 @@ struct Agent {
     addr: String,
     port: u16,
     token: JobToken,
+    /// Random digits.
+    launcher: String,
+    /// The launch and the last attempt of which it has started ranks.
+    started: Option<(Launch, usize)>,
+    /// The signals that it received while it had no ranks.
+    requests: StopRequests,
 }
 
 impl std::fmt::Display for Agent {
@@ -95,30 +115,32 @@ impl Agent {
         })
     }
 
-    /// Connects to the coordinator, and tries again until the host's timeout.
-    fn connect(&self, host: &Host<'_>) -> Result<Arc<Connection>, LaunchError> {
+    /// Connects to the coordinator, and tries again until the host's timeout has passed `since` then.
+    fn connect(&self, host: &Host<'_>, since: Instant) -> Result<Arc<Connection>, LaunchError> {
         let limit = host.options.host_timeout;
-        let begin = Instant::now();
         let connection = loop {
-            match self.try_connect(host) {
+            match self.try_connect(host, since) {
                 Ok(connection) => break Arc::new(connection),
-                Err(error) if begin.elapsed() > limit => {
+                Err(error) if since.elapsed() > limit => {
                     let seconds = limit.as_secs();
                     return self.fail(format!("no answer for {seconds} s: {error}"));
                 }
                 Err(_) => {}
             }
             if let Some(Event::Signal(number)) = host.next(RETRY) {
-                return self.fail(format!("stopped by signal {number}"));
+                return Err(LaunchError::Stopped { signal: number });
             }
         };
-        listen(&connection, host.sender())
+        listen(&connection, host.sender(), host.speaker())
             .and_then(|()| beat(&connection))
             .map_err(LaunchError::Watch)?;
         Ok(connection)
     }
 
-    fn try_connect(&self, host: &Host<'_>) -> io::Result<Connection> {
+    fn try_connect(&self, host: &Host<'_>, since: Instant) -> io::Result<Connection> {
+        if since.elapsed() > host.options.host_timeout {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for addr in (self.addr.as_str(), self.port).to_socket_addrs()? {
             match TcpStream::connect_timeout(&addr, SILENCE) {
@@ -129,6 +151,8 @@ impl Agent {
                         node: host.options.node_rank,
                         host: host_name(),
                         shape: Shape::of(host.options),
+                        launcher: self.launcher.clone(),
+                        started: self.started.clone(),
                     };
                     connection.send(&hello)?;
                     return Ok(connection);
@@ -140,34 +164,44 @@ impl Agent {
     }
 
     /// Does what the coordinator says.
-    fn serve(&self, host: &mut Host<'_>, connection: &Connection) -> Result<Served, LaunchError> {
+    fn serve(
+        &mut self,
+        host: &mut Host<'_>,
+        connection: &Connection,
+    ) -> Result<Served, LaunchError> {
         let mut waiting = None;
-        let mut requests = StopRequests::default();
+        let mut has_joined = false;
         loop {
             let event = match waiting.take() {
                 Some(message) => Some(Event::Coordinator(message)),
                 None => host.next(SILENCE),
             };
             match event {
-                Some(Event::Signal(signal)) if requests.is_requested() => {
-                    if requests.is_repeated(Instant::now()) {
-                        return self.fail(format!("stopped by signal {signal}"));
-                    }
-                }
                 Some(Event::Signal(signal)) => {
-                    let _ = requests.is_repeated(Instant::now());
+                    if self.requests.is_repeated(Instant::now()) {
+                        return Err(LaunchError::Stopped { signal });
+                    }
                     // The coordinator ends the job; if it is lost, the reader says so.
                     let _ = connection.send(&FromAgent::Leaves { signal });
                 }
                 Some(Event::Coordinator(message)) => match message {
                     FromCoordinator::Start(start) => {
                         waiting = self.start(host, connection, &start)?;
+                        has_joined = true;
                     }
-                    FromCoordinator::Say { text } => host.say(&text),
                     FromCoordinator::End { outcome } => return Ok(Served::Ended(outcome)),
+                    FromCoordinator::Lost { .. } if !has_joined => return Ok(Served::NotJoined),
                     FromCoordinator::Lost { why } => return Ok(Served::Lost { why }),
-                    FromCoordinator::Refused { why } => return self.fail(why),
-                    FromCoordinator::Beat | FromCoordinator::EndRanks { .. } => {}
+                    FromCoordinator::Refused { why } => {
+                        return Err(LaunchError::Refused {
+                            coordinator: self.to_string(),
+                            why,
+                        });
+                    }
+                    FromCoordinator::Beat => has_joined = true,
+                    FromCoordinator::Say { .. }
+                    | FromCoordinator::Signal { .. }
+                    | FromCoordinator::EndRanks { .. } => {}
                 },
                 _ => {}
             }
@@ -177,7 +211,7 @@ impl Agent {
     /// Runs the ranks of an attempt and reports how they ended. Returns what the coordinator sent
     /// meanwhile.
     fn start(
-        &self,
+        &mut self,
         host: &mut Host<'_>,
         connection: &Connection,
         start: &Start,
@@ -188,15 +222,18 @@ impl Agent {
             JobToken::secret(&start.token),
             start.launch.clone(),
         );
-        let ended = host.attempt(start.node_rank, start.attempt, &job);
-        let (outcome, not_started, message) = match ended {
-            Ok(Attempt { outcome, message }) => (outcome, None, message),
-            Err(error) => (Outcome::default(), Some(error.to_string()), None),
-        };
+        self.started = Some((start.launch.clone(), start.attempt));
+        let Attempt {
+            mut outcome,
+            message,
+            error,
+        } = host.attempt(start.node_rank, start.attempt, &job)?;
+        let lines = outcome.ends.iter_mut().flat_map(|end| &mut end.last_words);
+        lines.for_each(|line| shorten(line));
         let report = FromAgent::Ended {
             attempt: start.attempt,
             outcome,
-            not_started,
+            not_started: error.map(|error| error.to_string()),
         };
         // A coordinator that is lost sees the connection end; the reader says so here.
         let _ = connection.send(&report);
@@ -204,18 +241,41 @@ impl Agent {
     }
 }
 
-/// Starts the thread that turns the coordinator's messages into events.
-fn listen(connection: &Arc<Connection>, events: Sender<Event>) -> io::Result<()> {
-    let mut reader = connection.reader()?;
+/// Cuts a line that is too long to be sent to all hosts.
+fn shorten(line: &mut String) {
+    const LONGEST: usize = 1000;
+    if let Some((end, _)) = line.char_indices().nth(LONGEST) {
+        line.truncate(end);
+        line.push_str(" ...");
+    }
+}
+
+/// Starts the thread that prints what the coordinator says, and turns its other messages into events.
+/// Of the signs of life only the first one is passed on.
+fn listen(
+    connection: &Arc<Connection>,
+    events: Sender<Event>,
+    say: impl Fn(&str) + Send + 'static,
+) -> io::Result<()> {
+    let mut reader = connection.reader(false)?;
     let work = move || {
+        let mut is_first = true;
         loop {
             let message = reader.read::<FromCoordinator>();
             let is_lost = message.is_err();
+            let message = match message {
+                Ok(FromCoordinator::Say { text }) => {
+                    say(&text);
+                    Ok(FromCoordinator::Beat)
+                }
+                other => other,
+            };
             let message = message.unwrap_or_else(|error| FromCoordinator::Lost {
                 why: describe(&error),
             });
-            let is_beat = matches!(message, FromCoordinator::Beat);
-            if !is_beat && events.send(Event::Coordinator(message)).is_err() || is_lost {
+            let is_left_out = matches!(message, FromCoordinator::Beat) && !is_first;
+            is_first = false;
+            if !is_left_out && events.send(Event::Coordinator(message)).is_err() || is_lost {
                 return;
             }
         }

@@ -75,6 +75,10 @@ pub(super) struct Hello {
     /// The name of its host, for messages.
     pub(super) host: String,
     pub(super) shape: Shape,
+    /// Random digits of this launcher, by which a connection replaces its last one.
+    pub(super) launcher: String,
+    /// The launch and the last attempt of which it has started ranks.
+    pub(super) started: Option<(Launch, usize)>,
 }
 
 /// What launchers send to the coordinator.
@@ -103,6 +107,11 @@ pub(crate) enum FromCoordinator {
     EndRanks {
         /// The attempt.
         attempt: usize,
+    },
+    /// A signal that a launcher received while its ranks were started.
+    Signal {
+        /// Its number.
+        signal: i32,
     },
     /// Print this.
     Say {
@@ -165,11 +174,11 @@ impl Connection {
         (&self.stream).write_all(&line)
     }
 
-    /// The messages from the other side.
-    pub(super) fn reader(&self) -> io::Result<Reader> {
+    /// The messages from the other side, whose first one is short if it `is_stranger`.
+    pub(super) fn reader(&self, is_stranger: bool) -> io::Result<Reader> {
         Ok(Reader {
             stream: BufReader::new(self.stream.try_clone()?),
-            is_first: true,
+            is_stranger,
         })
     }
 }
@@ -184,7 +193,7 @@ impl Drop for Connection {
 /// Reads messages from a connection.
 pub(super) struct Reader {
     stream: BufReader<TcpStream>,
-    is_first: bool,
+    is_stranger: bool,
 }
 
 impl Reader {
@@ -194,12 +203,12 @@ impl Reader {
     /// The connection has ended or is silent, or this is no message.
     pub(super) fn read<T: DeserializeOwned>(&mut self) -> io::Result<T> {
         let mut line = Vec::new();
-        let most = if self.is_first {
+        let most = if self.is_stranger {
             LONGEST_FIRST
         } else {
             LONGEST
         };
-        self.is_first = false;
+        self.is_stranger = false;
         let mut part = self.stream.by_ref().take(most);
         part.read_until(b'\n', &mut line)?;
         if line.last() != Some(&b'\n') {

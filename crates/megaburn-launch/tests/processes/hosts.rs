@@ -1,6 +1,6 @@
 //! Jobs of several hosts, played by launchers on this one, that are started again.
 
-use std::{net::TcpListener, time::Duration};
+use std::{net::TcpListener, thread, time::Duration};
 
 use libtest_mimic::Failed;
 use nix::sys::signal::Signal;
@@ -103,11 +103,68 @@ pub(crate) fn repeated_failure() -> Result<(), Failed> {
     Ok(())
 }
 
+/// What spares do while others run ranks does not concern these.
+pub(crate) fn spares_come_and_go() -> Result<(), Failed> {
+    let job = Job::new("2");
+    let [mut first, mut second] = ["0", "1"].map(|node| job.host(node, "patient"));
+    let pids = [first.pids()[0], second.pids()[0]];
+    let mut killed = job.host("2", "patient");
+    killed.await_line("node 2 (host");
+    killed.signal(Signal::SIGKILL);
+    first.await_line("node 2 (host");
+    let mut stopped = job.host("3", "patient");
+    stopped.await_line("node 3 (host");
+    stopped.signal(Signal::SIGTERM);
+    assert_eq!(stopped.end(LIMIT).code, Some(143));
+    // Longer than a launcher waits for its ranks before it ends them.
+    thread::sleep(Duration::from_secs(3));
+    second.signal(Signal::SIGTERM);
+    first.signal(Signal::SIGTERM);
+    for host in [first, second] {
+        let end = host.end(LIMIT);
+        assert_eq!(end.code, Some(0), "{end:?}");
+        assert!(has_line(&end.out, "saved"), "{end:?}");
+        assert!(!has_line(&end.err, "restart 1"), "{end:?}");
+    }
+    run::assert_gone(&pids);
+    Ok(())
+}
+
+/// A launcher of node 0 that is started again continues the launch: its ranks know that they are not
+/// the first.
+pub(crate) fn coordinator_again() -> Result<(), Failed> {
+    let job = Job::new("0");
+    let [mut first, mut second] = ["0", "1"].map(|node| job.host(node, "again"));
+    let pids = [first.pids()[0], second.pids()[0]];
+    first.signal(Signal::SIGKILL);
+    run::assert_gone(&pids[..1]);
+    second.await_line("lost the launcher of node 0");
+    assert_sum(&job.host("0", "again").end(LIMIT));
+    assert_sum(&second.end(LIMIT));
+    run::assert_gone(&pids);
+    Ok(())
+}
+
+/// A signal before all hosts are there ends the launchers that are.
+pub(crate) fn stopped_before_the_start() -> Result<(), Failed> {
+    let job = Job::new("1");
+    let first = job.host("0", "again");
+    let mut spare = job.host("2", "again");
+    spare.await_line("node 2 (host");
+    first.signal(Signal::SIGTERM);
+    for host in [first, spare] {
+        let end = host.end(LIMIT);
+        assert_eq!(end.code, Some(143), "{end:?}");
+        assert!(has_line(&end.err, "stopped by SIGTERM"), "{end:?}");
+    }
+    Ok(())
+}
+
 pub(crate) fn other_options() -> Result<(), Failed> {
     let job = Job::new("0");
     let mut first = job.host("0", "again");
     let end = job.host_with("1", "again", "9").end(LIMIT);
-    assert_eq!(end.code, Some(1), "{end:?}");
+    assert_eq!(end.code, Some(2), "{end:?}");
     assert!(
         has_line(&end.err, "`--restarts` is 9 there and 3"),
         "{end:?}"

@@ -81,7 +81,19 @@ fn with_variables(mut options: LaunchOptions) -> LaunchOptions {
 type Test = fn() -> Result<(), Failed>;
 
 fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 28] = [
+    let tests: [(&str, Test); 31] = [
+        (
+            "spares_come_and_go_while_others_run",
+            hosts::spares_come_and_go,
+        ),
+        (
+            "a_coordinator_that_is_started_again_continues_the_launch",
+            hosts::coordinator_again,
+        ),
+        (
+            "a_signal_before_the_start_ends_all_launchers",
+            hosts::stopped_before_the_start,
+        ),
         ("ranks_that_fail_are_started_again", restarts::succeeds),
         (
             "a_job_without_a_restart_left_ends_with_the_code_of_the_failure",

@@ -43,8 +43,8 @@ pub(crate) fn succeeds() -> Result<(), Failed> {
 }
 
 pub(crate) fn spent() -> Result<(), Failed> {
-    let end = launch("1", "[ $RANK = 0 ] && exit 3; sleep 60").end(PROMISED);
-    assert_eq!(end.code, Some(3), "{end:?}");
+    let end = launch("1", "[ $RANK = 0 ] && exit 1; sleep 60").end(PROMISED);
+    assert_eq!(end.code, Some(1), "{end:?}");
     assert!(has_line(&end, "no restart is left of 1 restart"), "{end:?}");
     Ok(())
 }

@@ -229,7 +229,7 @@ impl Agent {
             error,
         } = host.attempt(start.node_rank, start.attempt, &job)?;
         let lines = outcome.ends.iter_mut().flat_map(|end| &mut end.last_words);
-        lines.for_each(|line| shorten(line));
+        lines.for_each(shorten);
         let report = FromAgent::Ended {
             attempt: start.attempt,
             outcome,

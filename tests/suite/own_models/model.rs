@@ -201,8 +201,7 @@ impl TrainTask for Waves {
                 let was_read = AtomicBool::new(false);
                 let reads = AtomicUsize::new(0);
                 move |samples: &MicroBatch, device: &Device| {
-                    let is_bad = once
-                        .is_some_and(|once| samples.iter().any(|sample| *sample == once))
+                    let is_bad = once.is_some_and(|once| samples.contains(&once))
                         && !was_read.swap(true, Ordering::Relaxed);
                     let is_far = spike == Some(reads.fetch_add(1, Ordering::Relaxed));
                     let scale = if is_far { 1e3 } else { 1.0 };

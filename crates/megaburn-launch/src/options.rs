@@ -21,8 +21,8 @@ pub struct LaunchOptions {
     pub master_port: Option<u16>,
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// The arguments with which this program calls [`launch_child`]; the child's own arguments are
-    /// appended. `None` for a command that calls [`tie_to_launcher`] itself.
+    /// The arguments with which this program calls [`launch_child`](crate::launch_child); the child's own arguments are
+    /// appended. `None` for a command that calls [`tie_to_launcher`](crate::tie_to_launcher) itself.
     pub entry: Option<Vec<OsString>>,
     /// Whether the cause of a failure is written to standard error at the end.
     pub reports_cause: bool,
@@ -77,7 +77,7 @@ impl LaunchOptions {
     }
 
     /// Options for `nproc` ranks of the running program on this host, called under the same name
-    /// but with `arguments`. The program must call [`tie_to_launcher`] before anything else.
+    /// but with `arguments`. The program must call [`tie_to_launcher`](crate::tie_to_launcher) before anything else.
     pub fn this_program(nproc: usize, arguments: impl IntoIterator<Item = OsString>) -> Self {
         // Use the name it was called by, since its behavior may depend on it.
         let program = std::env::args_os().next().unwrap_or_default();
@@ -106,7 +106,7 @@ impl LaunchOptions {
         }
     }
 
-    /// Sets the arguments with which this program calls [`launch_child`].
+    /// Sets the arguments with which this program calls [`launch_child`](crate::launch_child).
     pub fn with_entry(self, entry: Vec<OsString>) -> Self {
         Self {
             entry: Some(entry),

@@ -100,7 +100,7 @@ impl<'a> Host<'a> {
         unreachable!("the attempts end with a failure without a restart")
     }
 
-    /// Starts the ranks as those of node `node_rank` and waits until they have ended.
+    /// Starts the ranks of node `node_rank` and waits until they end.
     ///
     /// # Errors
     /// A log cannot be opened.

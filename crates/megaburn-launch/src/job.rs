@@ -42,7 +42,7 @@ impl Job {
         })
     }
 
-    /// The token that all hosts have: the given one, or that of the environment.
+    /// Returns the token that all hosts share: the one in the options, or the environment's.
     pub(crate) fn token_of_hosts(&self) -> JobToken {
         self.token.clone().unwrap_or_else(JobToken::from_env)
     }

@@ -59,8 +59,8 @@ impl JobToken {
         self.is_secret
     }
 
-    /// The token of one attempt of a job that is started again after a failure, so that a process of
-    /// another attempt cannot join it. That of attempt 0 is the job's own.
+    /// Returns the token of one attempt of a job that is started again after a failure, so that a
+    /// process of another attempt cannot join it. Attempt 0 uses the job's own token.
     pub fn of_attempt(&self, attempt: usize) -> Self {
         match attempt {
             0 => self.clone(),

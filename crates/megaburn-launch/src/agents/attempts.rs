@@ -25,7 +25,7 @@ use crate::{
 
 /// How long a job that begins waits for a host before a spare takes its place.
 const SPARE_PATIENCE: Duration = Duration::from_secs(30);
-/// How long the ranks of other hosts may take to end after those of one have stopped on purpose.
+/// Once the ranks of one host have stopped on purpose, the other hosts have this long to follow.
 const STOPPING: Duration = Duration::from_secs(10);
 
 /// What the coordinator waits for.
@@ -49,7 +49,7 @@ pub(super) struct Attempts {
     pub(super) shape: Shape,
     pub(super) addr: String,
     pub(super) port: u16,
-    /// The token from which those of the attempts are made.
+    /// The job's token; each attempt derives its own from it.
     pub(super) token: JobToken,
     pub(super) launch: Launch,
     pub(super) incoming: Receiver<(usize, Incoming)>,
@@ -173,7 +173,8 @@ impl Attempts {
         self.add(outcome, phase);
     }
 
-    /// If this coordinator was started again, the launch is that of the hosts that were there before.
+    /// Continues the launch of hosts that ran ranks under an earlier coordinator, if this one was
+    /// started again.
     fn continue_launch(&mut self, hello: &Hello) {
         if let (Some((launch, attempt)), false) = (&hello.started, self.has_started)
             && *attempt >= self.attempt
@@ -183,8 +184,8 @@ impl Attempts {
         }
     }
 
-    /// Adds how the ranks of a host ended, and ends those of the other hosts after a failure. Ranks
-    /// that stop on purpose have time to do so everywhere.
+    /// Records how the ranks of a host ended. After a failure the coordinator ends the other hosts'
+    /// ranks at once; after a stop on purpose it waits for [`STOPPING`] first.
     fn add(&mut self, outcome: Outcome, phase: &mut Phase) {
         let is_failure = outcome.is_failure();
         let has_stopped = outcome.signal.is_none() && outcome.cause().is_some();

@@ -48,7 +48,8 @@ impl Member {
 pub(super) struct Members {
     nnodes: usize,
     pub(super) all: Vec<Member>,
-    /// What is known of hosts that have left, for when they come back: node, failures, unfit.
+    /// Hosts that have left: node, number of failures, whether unfit. A host that comes back keeps
+    /// these.
     left: Vec<(usize, usize, bool)>,
 }
 
@@ -96,8 +97,8 @@ impl Members {
         Ok(())
     }
 
-    /// The connection that a launcher with this first message replaces: its own last one, or that of
-    /// another launcher with its number which gives no sign of life.
+    /// Returns the connection that this launcher replaces: its own earlier one, or one with the same
+    /// node rank that gives no sign of life.
     pub(super) fn replaced_by(&self, hello: &Hello, now: Instant) -> Option<usize> {
         let is_replaced = |member: &&Member| {
             let is_silent = now.duration_since(member.last_sign) > LATE;

@@ -67,7 +67,10 @@ pub(crate) fn run(host: &mut Host<'_>, job: &Job) -> Result<Outcome, LaunchError
         let why = match agent.serve(host, &connection)? {
             Served::Ended(outcome) => return Ok(outcome),
             // It was no coordinator, or one that is about to end.
-            Served::NotJoined => continue,
+            Served::NotJoined => {
+                pause(host)?;
+                continue;
+            }
             Served::Lost { why } => why,
         };
         since = Instant::now();
@@ -115,7 +118,7 @@ impl Agent {
         })
     }
 
-    /// Connects to the coordinator, and tries again until the host's timeout has passed `since` then.
+    /// Connects to the coordinator, and tries again until the host's timeout has passed since `since`.
     fn connect(&self, host: &Host<'_>, since: Instant) -> Result<Arc<Connection>, LaunchError> {
         let limit = host.options.host_timeout;
         let connection = loop {
@@ -127,9 +130,7 @@ impl Agent {
                 }
                 Err(_) => {}
             }
-            if let Some(Event::Signal(number)) = host.next(RETRY) {
-                return Err(LaunchError::Stopped { signal: number });
-            }
+            pause(host)?;
         };
         listen(&connection, host.sender(), host.speaker())
             .and_then(|()| beat(&connection))
@@ -238,6 +239,17 @@ impl Agent {
         // A coordinator that is lost sees the connection end; the reader says so here.
         let _ = connection.send(&report);
         Ok(message)
+    }
+}
+
+/// Waits before the next try to connect.
+///
+/// # Errors
+/// A signal asked this launcher to stop.
+fn pause(host: &Host<'_>) -> Result<(), LaunchError> {
+    match host.next(RETRY) {
+        Some(Event::Signal(signal)) => Err(LaunchError::Stopped { signal }),
+        _ => Ok(()),
     }
 }
 

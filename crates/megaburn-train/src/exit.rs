@@ -77,9 +77,10 @@ impl Exit {
             Exit::Failed => "failed while running",
             Exit::BadInput => "bad input or configuration",
             Exit::NonFinite => {
-                "the loss or the gradient was not finite, or 100 steps in a row were skipped \
-                (more while a loss scale falls); the weights are those of the step before. Or an \
-                update produced weights that are not finite: they are not saved"
+                "the loss or the gradient was not finite, also when computed again, or the loss was a \
+                spike (`train.on_spike = \"stop\"`), or 100 steps in a row were skipped (more while a \
+                loss scale falls); the weights are those of the step before. Or an update produced \
+                weights that are not finite: they are not saved"
             }
             Exit::PeerLost => "another rank died, hung or disagreed",
         }

@@ -21,6 +21,7 @@ use tempfile::TempDir;
 use crate::{
     check::{self, Numbers},
     job::{Ended, Job, PATIENCE, megaburn, processes_of, wait_until},
+    report::Recovery,
 };
 
 /// The number of steps of a complete run.
@@ -74,6 +75,7 @@ pub(crate) struct Case {
     pub(crate) is_async: bool,
     jobs: Cell<usize>,
     seconds: Cell<f64>,
+    recoveries: RefCell<Vec<Recovery>>,
     description: String,
 }
 
@@ -99,6 +101,7 @@ impl Case {
             is_async,
             jobs: Cell::new(0),
             seconds: Cell::new(0.0),
+            recoveries: RefCell::default(),
             description,
         }
     }
@@ -127,6 +130,16 @@ impl Case {
     /// Records how long a job took to end after a fault.
     pub(crate) fn took(&self, seconds: f64) {
         self.seconds.set(self.seconds.get().max(seconds));
+    }
+
+    /// Records that a run came back after a fault.
+    pub(crate) fn recovered(&self, recovery: Recovery) {
+        self.recoveries.borrow_mut().push(recovery);
+    }
+
+    /// The faults after which a run came back.
+    pub(crate) fn recoveries(&self) -> Vec<Recovery> {
+        self.recoveries.take()
     }
 
     /// A random number below `end`.

@@ -11,6 +11,8 @@
 // FILE_FAULT_NAME    only files count whose path contains this text
 // FILE_FAULT_HIT     this file is created when the operation is reached
 // FILE_FAULT_RANK    only in the process whose RANK is this
+// FILE_FAULT_WHILE   while this file exists, every operation that takes space fails with ENOSPC; the operation
+//                    and the action above may be missing then
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -31,7 +33,7 @@ enum outcome { GO_ON, FAILS, TEARS, KILLS_AFTER };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static const char *folder, *name_part;
+static const char *folder, *name_part, *full_while;
 static int action, number, at, operations, syncs, is_full;
 
 static void read_environment(void) {
@@ -40,6 +42,7 @@ static void read_environment(void) {
     const char *text = getenv("FILE_FAULT_ACTION"), *when = getenv("FILE_FAULT_AT");
     folder = getenv("FILE_FAULT_FOLDER");
     name_part = getenv("FILE_FAULT_NAME");
+    full_while = getenv("FILE_FAULT_WHILE");
     if (!folder || !text || !when || (wanted && (!rank || strcmp(wanted, rank) != 0))) return;
     at = atoi(when);
     const char *colon = strchr(text, ':');
@@ -51,14 +54,14 @@ static void read_environment(void) {
 
 static int is_below(const char *path) {
     pthread_once(&once, read_environment);
-    if (action == NONE || !path || strncmp(path, folder, strlen(folder)) != 0) return 0;
+    if ((action == NONE && !full_while) || !path || strncmp(path, folder, strlen(folder)) != 0) return 0;
     return !name_part || strstr(path, name_part);
 }
 
 // Whether an open file stands below the folder, with its path.
 static int is_fd_below_at(int fd, char *path) {
     pthread_once(&once, read_environment);
-    if (action == NONE || fd < 3) return 0;
+    if ((action == NONE && !full_while) || fd < 3) return 0;
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, path, PATH_MAX - 1);
@@ -90,6 +93,10 @@ static void note_hit(void) {
 
 // Counts one operation and says what becomes of it.
 static enum outcome next(int takes_space) {
+    if (takes_space && full_while && syscall(SYS_faccessat, AT_FDCWD, full_while, F_OK) == 0) {
+        errno = ENOSPC;
+        return FAILS;
+    }
     pthread_mutex_lock(&mutex);
     int is_now = action != SLOW && ++operations == at;
     if (is_now && action == FULL) is_full = 1;

@@ -12,12 +12,21 @@
 //! A case's name is its kind and its number. Together with the seed, the number decides everything
 //! that the case draws, so a failure can be repeated. `MEGABURN_FAULT_REPORT=FILE` writes a table
 //! by kind.
+//!
+//! `restarts` runs on several hosts, which are network namespaces if it has the rights of root, and
+//! makes `MEGABURN_FAULTS_PER_RUN` faults (3) in each run:
+//!
+//! ```sh
+//! MEGABURN_FAULT_CASES=5100 MEGABURN_FAULTS_PER_RUN=10 cargo test --workspace --test faults -- restarts
+//! ```
 
 mod case;
 mod check;
 mod job;
 mod kinds;
+mod network;
 mod report;
+mod restarted;
 mod shim;
 
 use std::{env, process::ExitCode, sync::Arc};
@@ -57,7 +66,7 @@ fn main() -> ExitCode {
             Trial::test(format!("{name}/{number}"), move || {
                 let case = Case::new(name, seed, number);
                 let result = run(&case);
-                report.add(name, case.fault_seconds(), &result);
+                report.add(name, case.fault_seconds(), &result, case.recoveries());
                 result.map_err(|what| Failed::from(format!("{what}\n{}", case.kept())))
             })
         });

@@ -2,10 +2,22 @@
 
 use std::{collections::BTreeMap, fmt::Write, fs, path::Path, sync::Mutex};
 
-/// Passed and failed cases by kind.
+/// Passed and failed cases by kind, and faults after which a run came back by itself.
 #[derive(Default)]
 pub(crate) struct Report {
     kinds: Mutex<BTreeMap<&'static str, Row>>,
+    recoveries: Mutex<Vec<Recovery>>,
+}
+
+/// A run that came back after a fault.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Recovery {
+    pub(crate) fault: &'static str,
+    pub(crate) restarts: u64,
+    /// Seconds from the end of the fault to the first new step.
+    pub(crate) seconds: f64,
+    /// The number of steps that were done again.
+    pub(crate) lost: u64,
 }
 
 #[derive(Default)]
@@ -17,7 +29,14 @@ struct Row {
 }
 
 impl Report {
-    pub(crate) fn add(&self, kind: &'static str, seconds: f64, result: &Result<(), String>) {
+    pub(crate) fn add(
+        &self,
+        kind: &'static str,
+        seconds: f64,
+        result: &Result<(), String>,
+        recoveries: Vec<Recovery>,
+    ) {
+        self.recoveries.lock().unwrap().extend(recoveries);
         let mut kinds = self.kinds.lock().unwrap();
         let row = kinds.entry(kind).or_default();
         match result {
@@ -47,6 +66,40 @@ impl Report {
             (right + row.right, wrong + row.wrong)
         });
         writeln!(text, "| all | {right} | {wrong} | |").unwrap();
+        text += &recovered(&self.recoveries.lock().unwrap());
         fs::write(path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
+}
+
+/// A table of the faults after which runs came back.
+fn recovered(recoveries: &[Recovery]) -> String {
+    let mut faults: BTreeMap<&str, Vec<&Recovery>> = BTreeMap::new();
+    for recovery in recoveries {
+        faults.entry(recovery.fault).or_default().push(recovery);
+        faults.entry("~ all").or_default().push(recovery);
+    }
+    if faults.is_empty() {
+        return String::new();
+    }
+    let mut text = "\n| fault in a run that is started again | faults | restarts | \
+        back after, s: median | 90% | slowest | most steps done again |\n|---|---|---|---|---|---|---|\n"
+        .to_string();
+    for (fault, of) in faults {
+        let mut seconds: Vec<f64> = of.iter().map(|one| one.seconds).collect();
+        seconds.sort_by(f64::total_cmp);
+        let part = |part: f64| seconds[((seconds.len() - 1) as f64 * part).round() as usize];
+        let restarts: u64 = of.iter().map(|one| one.restarts).sum();
+        let lost = of.iter().map(|one| one.lost).max().unwrap_or(0);
+        writeln!(
+            text,
+            "| {} | {} | {restarts} | {:.1} | {:.1} | {:.1} | {lost} |",
+            fault.trim_start_matches("~ "),
+            of.len(),
+            part(0.5),
+            part(0.9),
+            part(1.0)
+        )
+        .unwrap();
+    }
+    text
 }

@@ -1,6 +1,6 @@
-//! The library that delays or fails file operations, built once with the C compiler.
+//! The libraries that fail file operations and set clocks, built once with the C compiler.
 
-use std::{path::PathBuf, process::Command, sync::OnceLock};
+use std::{path::Path, process::Command, sync::OnceLock};
 
 use tempfile::TempDir;
 
@@ -25,7 +25,7 @@ impl FileFault {
     /// Adds the fault to a command. `rank` names one process of several.
     pub(crate) fn add(self, command: &mut Command, case: &Case, at: u64, rank: Option<usize>) {
         command
-            .env("LD_PRELOAD", library())
+            .env("LD_PRELOAD", built().join(FILES))
             .env("FILE_FAULT_FOLDER", case.run());
         if let Some(rank) = rank {
             command.env("FILE_FAULT_RANK", rank.to_string());
@@ -43,20 +43,44 @@ impl FileFault {
     }
 }
 
-fn library() -> PathBuf {
-    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+const FILES: &str = "file_faults.so";
+const CLOCKS: &str = "clock_faults.so";
+
+/// Lets a case fill the disk of a command's run, and set the clocks of its host, while files exist.
+pub(crate) fn add_full_disk_and_clock(
+    command: &mut Command,
+    case: &Case,
+    full: &Path,
+    clock: &Path,
+) {
+    let [files, clocks] = [FILES, CLOCKS].map(|name| built().join(name).display().to_string());
+    command
+        .env("LD_PRELOAD", format!("{files}:{clocks}"))
+        .env("FILE_FAULT_FOLDER", case.run())
+        .env("FILE_FAULT_WHILE", full)
+        .env("CLOCK_FAULT_FILE", clock);
+}
+
+/// The folder of the libraries.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<TempDir> = OnceLock::new();
     let build = || {
         let dir = tempfile::tempdir().unwrap();
-        let library = dir.path().join("file_faults.so");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/faults/file_faults.c");
-        let status = Command::new("cc")
-            .args(["-O1", "-shared", "-fPIC", "-o"])
-            .arg(&library)
-            .args([source, "-ldl", "-lpthread"])
-            .status()
-            .expect("file faults need a C compiler named `cc`");
-        assert!(status.success(), "{source} does not compile");
-        (dir, library)
+        for library in [FILES, CLOCKS] {
+            let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("faults")
+                .join(library)
+                .with_extension("c");
+            let status = Command::new("cc")
+                .args(["-O1", "-shared", "-fPIC", "-o"])
+                .arg(dir.path().join(library))
+                .arg(&source)
+                .args(["-ldl", "-lpthread"])
+                .status()
+                .expect("faults need a C compiler named `cc`");
+            assert!(status.success(), "{} does not compile", source.display());
+        }
+        dir
     };
-    BUILT.get_or_init(build).1.clone()
+    BUILT.get_or_init(build).path()
 }

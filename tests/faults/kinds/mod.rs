@@ -7,9 +7,12 @@ mod folder;
 mod hosts;
 mod kills;
 mod numbers;
+mod restarts;
 mod signals;
 mod stops;
 mod strangers;
+
+pub(crate) use signals::free_port;
 
 use crate::case::Case;
 
@@ -17,7 +20,7 @@ use crate::case::Case;
 pub(crate) type Kind = fn(&Case) -> Result<(), String>;
 
 /// Every kind with its name, in the order in which a campaign cycles through them.
-pub(crate) const KINDS: [(&str, Kind); 50] = [
+pub(crate) const KINDS: [(&str, Kind); 51] = [
     ("kill_all", kills::all),
     ("term", signals::stop),
     ("damaged_newest", damage::newest),
@@ -71,4 +74,5 @@ pub(crate) const KINDS: [(&str, Kind); 50] = [
     ("host_killed_again", hosts::killed_again),
     ("host_error", hosts::fails),
     ("host_lost", hosts::lost),
+    ("restarts", restarts::several),
 ];

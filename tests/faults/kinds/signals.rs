@@ -127,7 +127,7 @@ fn saved_and_ended(case: &Case, job: &mut Job, code: i32) -> Result<(), String> 
 }
 
 /// A port without a listener.
-pub(super) fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }

@@ -1,0 +1,244 @@
+//! Faults in a run that is started again by its launchers: it must come back and lose nothing.
+
+use std::{fs, thread, time::Duration};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{
+    case::Case,
+    report::Recovery,
+    restarted::{INTERVAL, Progress, Restarted},
+};
+
+/// The default of `MEGABURN_FAULTS_PER_RUN`.
+const FAULTS: u64 = 3;
+/// A run must do a new step within this many seconds after a fault is over.
+const BACK: f64 = 30.0;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    KillRank,
+    AbortRank,
+    StopRank,
+    PauseRank,
+    KillLauncher,
+    PauseLauncher,
+    KillHost,
+    ShortPartition,
+    LongPartition,
+    SlowLink,
+    FullDisk,
+    Nan,
+    WrongShape,
+    ClockJump,
+}
+
+impl Fault {
+    const ALL: [Self; 14] = [
+        Self::KillRank,
+        Self::AbortRank,
+        Self::StopRank,
+        Self::PauseRank,
+        Self::KillLauncher,
+        Self::PauseLauncher,
+        Self::KillHost,
+        Self::ShortPartition,
+        Self::LongPartition,
+        Self::SlowLink,
+        Self::FullDisk,
+        Self::Nan,
+        Self::WrongShape,
+        Self::ClockJump,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::KillRank => "a rank is killed",
+            Self::AbortRank => "a rank aborts",
+            Self::StopRank => "a rank hangs",
+            Self::PauseRank => "a rank is suspended for 1 s",
+            Self::KillLauncher => "a launcher is killed, and started after 1 s",
+            Self::PauseLauncher => "a launcher is suspended for 3 s",
+            Self::KillHost => "a host is lost, and comes back after 1 s",
+            Self::ShortPartition => "a host is cut off for 2 s",
+            Self::LongPartition => "a host is cut off for 14 s",
+            Self::SlowLink => "a host sends 200 kbit/s for 3 s",
+            Self::FullDisk => "the disk is full for 2 s",
+            Self::Nan => "a loss is NaN once",
+            Self::WrongShape => "a rank computes fewer tokens once",
+            Self::ClockJump => "the clock of a host jumps by up to 3 hours",
+        }
+    }
+
+    fn is_possible(self, run: &Restarted<'_>) -> bool {
+        match self {
+            Self::ShortPartition | Self::LongPartition | Self::SlowLink => run.network.is_some(),
+            Self::WrongShape => run.has_tensor_parallel(),
+            _ => true,
+        }
+    }
+
+    /// Whether the ranks must be started again, must not, or may.
+    fn restarts(self) -> Option<bool> {
+        match self {
+            Self::KillRank
+            | Self::AbortRank
+            | Self::StopRank
+            | Self::KillLauncher
+            | Self::KillHost
+            | Self::LongPartition
+            | Self::WrongShape => Some(true),
+            Self::PauseRank | Self::PauseLauncher | Self::Nan | Self::ClockJump => Some(false),
+            Self::ShortPartition | Self::SlowLink | Self::FullDisk => None,
+        }
+    }
+
+    /// Breaks the run, and mends what does not mend itself.
+    fn happen(self, run: &mut Restarted<'_>) -> Result<(), String> {
+        let case = run.case;
+        let rank = case.below(run.num_ranks() as u64) as usize;
+        let signal = |signal| {
+            let pid = Pid::from_raw(run.rank(rank)?);
+            kill(pid, signal).map_err(|error| format!("rank {rank} has ended: {error}"))
+        };
+        match self {
+            Self::KillRank => signal(Signal::SIGKILL)?,
+            Self::AbortRank => signal(Signal::SIGABRT)?,
+            Self::StopRank => signal(Signal::SIGSTOP)?,
+            Self::PauseRank => {
+                signal(Signal::SIGSTOP)?;
+                seconds(1);
+                signal(Signal::SIGCONT)?;
+            }
+            Self::KillLauncher => {
+                let node = run.node_of(rank)?;
+                run.signal_launcher(node, Signal::SIGKILL);
+                seconds(1);
+                run.start_again(node)?;
+            }
+            Self::PauseLauncher => {
+                let node = run.node_of(rank)?;
+                run.signal_launcher(node, Signal::SIGSTOP);
+                seconds(3);
+                run.signal_launcher(node, Signal::SIGCONT);
+            }
+            Self::KillHost => {
+                let node = run.node_of(rank)?;
+                run.kill_host(node);
+                seconds(1);
+                run.start_again(node)?;
+            }
+            Self::ShortPartition => cut_off(run, rank, 2)?,
+            Self::LongPartition => cut_off(run, rank, 14)?,
+            Self::SlowLink => {
+                let node = run.node_of(rank)?;
+                let network = run.network.as_ref().ok_or("no network")?;
+                network.set_limit(node, Some(200))?;
+                seconds(3);
+                network.set_limit(node, None)?;
+            }
+            Self::FullDisk => {
+                let full = run.fault_file("full");
+                write(&full, "")?;
+                seconds(2);
+                fs::remove_file(full).map_err(|error| error.to_string())?;
+            }
+            Self::Nan => write(&run.fault_file(&format!("nan-{rank}")), "")?,
+            Self::WrongShape => write(&run.fault_file(&format!("shape-{rank}")), "")?,
+            Self::ClockJump => {
+                let node = run.node_of(rank)?;
+                let jump = case.below(6 * 3600) as i64 - 3 * 3600;
+                write(&run.fault_file(&format!("clock-{node}")), &jump.to_string())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn cut_off(run: &Restarted<'_>, rank: usize, time: u64) -> Result<(), String> {
+    let node = run.node_of(rank)?;
+    let network = run.network.as_ref().ok_or("no network")?;
+    network.set_connected(node, false)?;
+    seconds(time);
+    network.set_connected(node, true)
+}
+
+fn seconds(seconds: u64) {
+    thread::sleep(Duration::from_secs(seconds));
+}
+
+fn write(path: &std::path::Path, text: &str) -> Result<(), String> {
+    fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Several faults, one after the other, in one run.
+pub(super) fn several(case: &Case) -> Result<(), String> {
+    let number = std::env::var("MEGABURN_FAULTS_PER_RUN").ok();
+    let number = number.and_then(|text| text.parse().ok()).unwrap_or(FAULTS);
+    let mut run = Restarted::start(case)?;
+    let name = run.describe();
+    let mut done = Vec::new();
+    let result = (0..number).try_for_each(|_| {
+        let fault = loop {
+            let fault = case.one_of(&Fault::ALL);
+            if fault.is_possible(&run) {
+                break fault;
+            }
+        };
+        done.push(fault);
+        one(case, &mut run, fault)
+    });
+    result
+        .and_then(|()| run.finish())
+        .map_err(|what| format!("{name}, {done:?}: {what}"))
+}
+
+fn one(case: &Case, run: &mut Restarted<'_>, fault: Fault) -> Result<(), String> {
+    thread::sleep(Duration::from_millis(case.below(400)));
+    let before = run.progress();
+    fault.happen(run)?;
+    let is_back = |now: &Progress| {
+        let has_restarted = now.starts > before.starts;
+        let is_newer = now.step > before.step + 1;
+        match fault.restarts() {
+            Some(true) => has_restarted && is_newer,
+            Some(false) | None => is_newer,
+        }
+    };
+    let back = run.wait(&format!("a new step after {fault:?}"), is_back)?;
+    if back > BACK {
+        return Err(format!("the run was back after {back:.1} s only"));
+    }
+    if fault.restarts() == Some(false) {
+        // A restart would need more than this.
+        let from = run.progress().step;
+        run.wait("ten more steps", |now| now.step >= from + 10)?;
+    }
+    let after = run.progress();
+    let restarts = after.starts - before.starts;
+    if restarts > 0 && fault.restarts() == Some(false) {
+        return Err("the ranks were started again".to_string());
+    }
+    let lost = match restarts {
+        0 => 0,
+        _ => before.step.saturating_sub(after.from_step),
+    };
+    // A save may be running, and steps are done between the look at the metrics and the fault.
+    let most = if case.is_async { 2 * INTERVAL } else { INTERVAL };
+    if lost > most {
+        return Err(format!(
+            "{lost} steps were lost: from step {} back to {}",
+            before.step, after.from_step
+        ));
+    }
+    case.recovered(Recovery {
+        fault: fault.name(),
+        restarts,
+        seconds: back,
+        lost,
+    });
+    Ok(())
+}

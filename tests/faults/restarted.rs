@@ -1,0 +1,311 @@
+//! A run under launchers that start it again, on one or several hosts.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Mutex,
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+
+use crate::{
+    case::{Case, ENDLESS, world_size},
+    check::{self, Numbers},
+    job::{Job, PATIENCE, binary, megaburn, processes_of},
+    kinds::free_port,
+    network::Network,
+    shim,
+};
+
+/// Steps between checkpoints.
+pub(crate) const INTERVAL: u64 = 5;
+const STEP_MS: &str = "20";
+const TOKEN: &str = "the token of this job";
+
+/// The launchers of a run, and the network that connects their hosts.
+pub(crate) struct Restarted<'a> {
+    pub(crate) case: &'a Case,
+    layout: &'static str,
+    /// The number of hosts whose ranks train.
+    pub(crate) num_hosts: usize,
+    spares: usize,
+    port: u16,
+    agent_port: u16,
+    launchers: Vec<Job>,
+    // After the launchers: it is dropped when they have ended.
+    pub(crate) network: Option<Network>,
+}
+
+/// What the metrics of a run say.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Progress {
+    pub(crate) starts: u64,
+    /// The step from which the last start continued.
+    pub(crate) from_step: u64,
+    pub(crate) step: u64,
+}
+
+impl<'a> Restarted<'a> {
+    /// Starts the launchers of a random layout on a random number of hosts.
+    pub(crate) fn start(case: &'a Case) -> Result<Self, String> {
+        let layout = case.layout;
+        let ranks = world_size(layout);
+        let sizes: Vec<usize> = [1, 2, 4]
+            .into_iter()
+            .filter(|hosts| ranks % hosts == 0)
+            .collect();
+        let num_hosts = case.one_of(&sizes);
+        let spares = match num_hosts {
+            1 => 0,
+            _ => case.below(2) as usize,
+        };
+        // Without the rights for namespaces, all hosts share the address of this one.
+        let network = match num_hosts {
+            1 => None,
+            _ => Network::new(num_hosts + spares).ok(),
+        };
+        fs::create_dir(case.path("faults")).map_err(|error| error.to_string())?;
+        let mut run = Self {
+            case,
+            layout,
+            num_hosts,
+            spares,
+            port: free_port(),
+            agent_port: free_port(),
+            launchers: Vec::new(),
+            network,
+        };
+        for node in 0..num_hosts + spares {
+            let launcher = case.start(run.command(node));
+            run.launchers.push(launcher);
+        }
+        run.wait("the first steps", |now| now.step >= 2)?;
+        Ok(run)
+    }
+
+    /// `the layout on H hosts`, for the report of a failure.
+    pub(crate) fn describe(&self) -> String {
+        let network = if self.network.is_some() {
+            "namespaces"
+        } else {
+            "one address"
+        };
+        format!(
+            "{} on {} hosts ({network}), {} spares",
+            self.layout, self.num_hosts, self.spares
+        )
+    }
+
+    pub(crate) fn num_ranks(&self) -> usize {
+        world_size(self.layout)
+    }
+
+    /// Whether ranks of a tensor-parallel group compute the same loss.
+    pub(crate) fn has_tensor_parallel(&self) -> bool {
+        self.layout.contains("tp")
+    }
+
+    /// The file that asks a rank for a fault, or that fills the disk.
+    pub(crate) fn fault_file(&self, name: &str) -> PathBuf {
+        self.case.path("faults").join(name)
+    }
+
+    fn command(&self, node: usize) -> Command {
+        let text = |number: usize| number.to_string();
+        let mut args = vec!["launch".to_string(), "--nproc".into()];
+        args.extend([text(self.num_ranks() / self.num_hosts)]);
+        args.extend(["--restarts", "1000000"].map(String::from));
+        if self.num_hosts > 1 {
+            let address = match &self.network {
+                Some(_) => Network::address(0),
+                None => "127.0.0.1".to_string(),
+            };
+            for (option, value) in [
+                ("--nnodes", text(self.num_hosts)),
+                ("--node-rank", text(node)),
+                ("--spares", text(self.spares)),
+                ("--master-addr", address),
+                ("--master-port", self.port.to_string()),
+                ("--agent-port", self.agent_port.to_string()),
+            ] {
+                args.extend([option.to_string(), value]);
+            }
+        }
+        args.extend(["--".to_string(), binary().display().to_string()]);
+        args.extend(train_args(self.case, self.layout, ENDLESS));
+        let mut command = megaburn(args);
+        shim::add_full_disk_and_clock(
+            &mut command,
+            self.case,
+            &self.fault_file("full"),
+            &self.fault_file(&format!("clock-{node}")),
+        );
+        command
+            .env("FAULT_FOLDER", self.case.path("faults"))
+            .env("FAULT_STEP_MS", STEP_MS)
+            .env("FAULT_NODE", text(node))
+            .env("MEGABURN_JOB_TOKEN", TOKEN);
+        match &self.network {
+            Some(network) => network.on_host(node, &command),
+            None => command,
+        }
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        let text = fs::read(self.case.run().join("metrics.jsonl")).unwrap_or_default();
+        let mut progress = Progress::default();
+        for line in String::from_utf8_lossy(&text).lines() {
+            let Ok(line) = serde_json::from_str::<Value>(line) else {
+                continue;
+            };
+            let number = |key: &str| line.get(key).and_then(Value::as_u64);
+            if number("start").is_some() {
+                progress.starts += 1;
+                progress.from_step = number("from_step").unwrap_or(0);
+            } else if let (Some(step), Some(_)) = (number("step"), line.get("loss")) {
+                progress.step = step;
+            }
+        }
+        progress
+    }
+
+    /// Waits for progress, and returns the seconds that it took.
+    pub(crate) fn wait(
+        &mut self,
+        what: &str,
+        is_so: impl Fn(&Progress) -> bool,
+    ) -> Result<f64, String> {
+        let from = Instant::now();
+        loop {
+            let now = self.progress();
+            if is_so(&now) {
+                return Ok(from.elapsed().as_secs_f64());
+            }
+            let ended = self.launchers.iter_mut().position(|job| !job.is_running());
+            let late = from.elapsed() > PATIENCE;
+            if late || ended.is_some() {
+                let why = match ended {
+                    Some(node) => format!("the launcher of node {node} has ended"),
+                    None => format!("it did not happen within {PATIENCE:?}"),
+                };
+                return Err(format!("{what}: {why} at {now:?}{}", self.printed()));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What the launchers printed last.
+    fn printed(&self) -> String {
+        let last = |(node, job): (usize, &Job)| {
+            let printed = job.printed();
+            let lines: Vec<&str> = printed.lines().collect();
+            let last = &lines[lines.len().saturating_sub(15)..];
+            format!("\n-- node {node}:\n{}", last.join("\n"))
+        };
+        self.launchers.iter().enumerate().map(last).collect()
+    }
+
+    /// The process of a rank.
+    pub(crate) fn rank(&self, rank: usize) -> Result<i32, String> {
+        let found = self.processes(&format!("RANK={rank}"));
+        let found = found.first().copied();
+        found.ok_or_else(|| format!("no process has RANK={rank}{}", self.printed()))
+    }
+
+    /// The node whose launcher started a rank.
+    pub(crate) fn node_of(&self, rank: usize) -> Result<usize, String> {
+        let pid = self.rank(rank)?;
+        let has = |node: &usize| variables(pid).contains(&format!("FAULT_NODE={node}"));
+        (0..self.launchers.len())
+            .find(has)
+            .ok_or_else(|| format!("rank {rank} has no FAULT_NODE"))
+    }
+
+    /// The processes of the run with a variable in their environment.
+    fn processes(&self, variable: &str) -> Vec<i32> {
+        let is_named = |pid: &i32| variables(*pid).iter().any(|name| name == variable);
+        let mut found = processes_of(self.case.dir());
+        found.retain(is_named);
+        found
+    }
+
+    pub(crate) fn signal_launcher(&self, node: usize, signal: Signal) {
+        self.launchers[node].signal(signal);
+    }
+
+    /// Kills the launcher of a node and all that it started.
+    pub(crate) fn kill_host(&mut self, node: usize) {
+        self.signal_launcher(node, Signal::SIGKILL);
+        for pid in self.processes(&format!("FAULT_NODE={node}")) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+
+    /// Starts the launcher of a node again, as a scheduler would.
+    pub(crate) fn start_again(&mut self, node: usize) -> Result<(), String> {
+        self.launchers[node].wait(PATIENCE)?;
+        self.launchers[node] = self.case.start(self.command(node));
+        Ok(())
+    }
+
+    /// Stops the run: it saves, all launchers end with 0, nothing is left, and each step was done
+    /// once with the numbers of a run without faults.
+    pub(crate) fn finish(mut self) -> Result<(), String> {
+        self.signal_launcher(0, Signal::SIGTERM);
+        let ended: Vec<_> = self
+            .launchers
+            .iter_mut()
+            .map(|job| job.wait(PATIENCE))
+            .collect();
+        for (node, ended) in ended.into_iter().enumerate() {
+            let ended = ended.and_then(|ended| ended.expect(&[0]));
+            ended.map_err(|what| format!("node {node}: {what}"))?;
+        }
+        let found = check::numbers(&self.case.run())?;
+        let steps = found.len() as u64;
+        let reference = self.reference(steps)?;
+        check::same_numbers(&found, &reference, steps, true)?;
+        self.case.check_nothing_left()
+    }
+
+    /// The numbers of at least this many steps without a fault.
+    fn reference(&self, steps: u64) -> Result<Numbers, String> {
+        static KNOWN: Mutex<BTreeMap<&'static str, Numbers>> = Mutex::new(BTreeMap::new());
+        let mut known = KNOWN.lock().unwrap();
+        if let Some(numbers) = known.get(self.layout) {
+            if numbers.len() as u64 >= steps {
+                return Ok(numbers.clone());
+            }
+        }
+        let case = Case::new("reference", 0, 0);
+        let mut command = megaburn(train_args(&case, self.layout, 2 * steps));
+        command.env("FAULT_FOLDER", case.path("faults"));
+        case.start(command).wait(5 * PATIENCE)?.expect(&[0])?;
+        let numbers = check::numbers(&case.run())?;
+        known.insert(self.layout, numbers.clone());
+        Ok(numbers)
+    }
+}
+
+fn train_args(case: &Case, layout: &str, steps: u64) -> Vec<String> {
+    let interval = format!("train.checkpoint_interval={INTERVAL}");
+    case.train_args(layout, steps, &["model.family=faulty", &interval])
+}
+
+/// The environment with which a process was started.
+fn variables(pid: i32) -> Vec<String> {
+    let environment = fs::read(Path::new("/proc").join(pid.to_string()).join("environ"));
+    let environment = environment.unwrap_or_default();
+    let variables = environment.split(|byte| *byte == 0);
+    variables
+        .map(|variable| String::from_utf8_lossy(variable).into_owned())
+        .collect()
+}

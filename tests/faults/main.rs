@@ -19,9 +19,13 @@
 //! ```sh
 //! MEGABURN_FAULT_CASES=5100 MEGABURN_FAULTS_PER_RUN=10 cargo test --workspace --test faults -- restarts
 //! ```
+//!
+//! `MEGABURN_GOODPUT_SECONDS=3600` measures instead how much of an hour a run trains that a fault
+//! ends every two minutes.
 
 mod case;
 mod check;
+mod goodput;
 mod job;
 mod kinds;
 mod network;
@@ -46,6 +50,16 @@ fn main() -> ExitCode {
     arguments.test_threads.get_or_insert(4);
     let cases = number("MEGABURN_FAULT_CASES").unwrap_or(CASES);
     let seed = number("MEGABURN_FAULT_SEED").unwrap_or(SEED);
+    if let Some(seconds) = number("MEGABURN_GOODPUT_SECONDS") {
+        let measured = goodput::main(seconds, seed);
+        return match measured {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(what) => {
+                eprintln!("{what}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     if !arguments.list {
         println!(
             "{cases} cases of {} kinds, MEGABURN_FAULT_SEED={seed}",

@@ -27,16 +27,12 @@ use crate::{
 
 /// Steps between checkpoints.
 pub(crate) const INTERVAL: u64 = 5;
-const STEP_MS: &str = "20";
 const TOKEN: &str = "the token of this job";
 
 /// The launchers of a run, and the network that connects their hosts.
 pub(crate) struct Restarted<'a> {
     pub(crate) case: &'a Case,
-    layout: &'static str,
-    /// The number of hosts whose ranks train.
-    pub(crate) num_hosts: usize,
-    spares: usize,
+    job: JobShape,
     port: u16,
     agent_port: u16,
     launchers: Vec<Job>,
@@ -53,37 +49,55 @@ pub(crate) struct Progress {
     pub(crate) step: u64,
 }
 
-impl<'a> Restarted<'a> {
-    /// Starts the launchers of a random layout on a random number of hosts.
-    pub(crate) fn start(case: &'a Case) -> Result<Self, String> {
-        let layout = case.layout;
-        let ranks = world_size(layout);
-        let sizes: Vec<usize> = [1, 2, 4]
-            .into_iter()
-            .filter(|hosts| ranks % hosts == 0)
-            .collect();
+/// The layout of a run and its hosts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct JobShape {
+    pub(crate) layout: &'static str,
+    /// The number of hosts whose ranks train.
+    pub(crate) num_hosts: usize,
+    pub(crate) spares: usize,
+    /// A pause in each loss, so that many ranks share few cores.
+    pub(crate) pause_ms: u64,
+}
+
+impl JobShape {
+    /// The layout of the case on a random number of hosts.
+    pub(crate) fn random(case: &Case) -> Self {
+        let ranks = world_size(case.layout);
+        let mut sizes = vec![1, 2, 4];
+        sizes.retain(|hosts| ranks % hosts == 0);
         let num_hosts = case.one_of(&sizes);
         let spares = match num_hosts {
             1 => 0,
             _ => case.below(2) as usize,
         };
+        Self {
+            layout: case.layout,
+            num_hosts,
+            spares,
+            pause_ms: 20,
+        }
+    }
+}
+
+impl<'a> Restarted<'a> {
+    /// Starts the launchers, and waits for the first steps.
+    pub(crate) fn start(case: &'a Case, job: JobShape) -> Result<Self, String> {
         // Without the rights for namespaces, all hosts share the address of this one.
-        let network = match num_hosts {
+        let network = match job.num_hosts {
             1 => None,
-            _ => Network::new(num_hosts + spares).ok(),
+            num_hosts => Network::new(num_hosts + job.spares).ok(),
         };
         fs::create_dir(case.path("faults")).map_err(|error| error.to_string())?;
         let mut run = Self {
             case,
-            layout,
-            num_hosts,
-            spares,
+            job,
             port: free_port(),
             agent_port: free_port(),
             launchers: Vec::new(),
             network,
         };
-        for node in 0..num_hosts + spares {
+        for node in 0..job.num_hosts + job.spares {
             let launcher = case.start(run.command(node));
             run.launchers.push(launcher);
         }
@@ -100,17 +114,17 @@ impl<'a> Restarted<'a> {
         };
         format!(
             "{} on {} hosts ({network}), {} spares",
-            self.layout, self.num_hosts, self.spares
+            self.job.layout, self.job.num_hosts, self.job.spares
         )
     }
 
     pub(crate) fn num_ranks(&self) -> usize {
-        world_size(self.layout)
+        world_size(self.job.layout)
     }
 
     /// Whether ranks of a tensor-parallel group compute the same loss.
     pub(crate) fn has_tensor_parallel(&self) -> bool {
-        self.layout.contains("tp")
+        self.job.layout.contains("tp")
     }
 
     /// The file that asks a rank for a fault, or that fills the disk.
@@ -121,17 +135,17 @@ impl<'a> Restarted<'a> {
     fn command(&self, node: usize) -> Command {
         let text = |number: usize| number.to_string();
         let mut args = vec!["launch".to_string(), "--nproc".into()];
-        args.extend([text(self.num_ranks() / self.num_hosts)]);
+        args.extend([text(self.num_ranks() / self.job.num_hosts)]);
         args.extend(["--restarts", "1000000"].map(String::from));
-        if self.num_hosts > 1 {
+        if self.job.num_hosts > 1 {
             let address = match &self.network {
                 Some(_) => Network::address(0),
                 None => "127.0.0.1".to_string(),
             };
             for (option, value) in [
-                ("--nnodes", text(self.num_hosts)),
+                ("--nnodes", text(self.job.num_hosts)),
                 ("--node-rank", text(node)),
-                ("--spares", text(self.spares)),
+                ("--spares", text(self.job.spares)),
                 ("--master-addr", address),
                 ("--master-port", self.port.to_string()),
                 ("--agent-port", self.agent_port.to_string()),
@@ -140,7 +154,7 @@ impl<'a> Restarted<'a> {
             }
         }
         args.extend(["--".to_string(), binary().display().to_string()]);
-        args.extend(train_args(self.case, self.layout, ENDLESS));
+        args.extend(train_args(self.case, self.job.layout, ENDLESS));
         let mut command = megaburn(args);
         shim::add_full_disk_and_clock(
             &mut command,
@@ -150,7 +164,7 @@ impl<'a> Restarted<'a> {
         );
         command
             .env("FAULT_FOLDER", self.case.path("faults"))
-            .env("FAULT_STEP_MS", STEP_MS)
+            .env("FAULT_STEP_MS", self.job.pause_ms.to_string())
             .env("FAULT_NODE", text(node))
             .env("MEGABURN_JOB_TOKEN", TOKEN);
         match &self.network {
@@ -280,17 +294,17 @@ impl<'a> Restarted<'a> {
     fn reference(&self, steps: u64) -> Result<Numbers, String> {
         static KNOWN: Mutex<BTreeMap<&'static str, Numbers>> = Mutex::new(BTreeMap::new());
         let mut known = KNOWN.lock().unwrap();
-        if let Some(numbers) = known.get(self.layout) {
+        if let Some(numbers) = known.get(self.job.layout) {
             if numbers.len() as u64 >= steps {
                 return Ok(numbers.clone());
             }
         }
         let case = Case::new("reference", 0, 0);
-        let mut command = megaburn(train_args(&case, self.layout, 2 * steps));
+        let mut command = megaburn(train_args(&case, self.job.layout, 2 * steps));
         command.env("FAULT_FOLDER", case.path("faults"));
         case.start(command).wait(5 * PATIENCE)?.expect(&[0])?;
         let numbers = check::numbers(&case.run())?;
-        known.insert(self.layout, numbers.clone());
+        known.insert(self.job.layout, numbers.clone());
         Ok(numbers)
     }
 }

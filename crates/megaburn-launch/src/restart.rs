@@ -8,13 +8,13 @@ use std::{
 use crate::verdict::Outcome;
 
 /// An attempt that lasts less than this counts as a quick failure.
-const QUICK: Duration = Duration::from_secs(60);
+const QUICK: Duration = Duration::from_secs(10);
 /// The longest pause before a restart.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// How often ranks are started again after a failure.
 ///
-/// A failure after a minute or more is followed by a restart at once. After quick failures in a row
+/// A failure after 10 seconds or more is followed by a restart at once. After quicker failures in a row
 /// the launcher pauses for 1, 2, 4 and so on up to 60 seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestartPolicy {
@@ -166,7 +166,7 @@ mod tests {
         };
         let pauses: Vec<_> = (0..9).map(|_| pause(5).as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
-        assert_eq!((pause(60).as_secs(), pause(59).as_secs()), (0, 1));
+        assert_eq!((pause(10).as_secs(), pause(9).as_secs()), (0, 1));
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod signals;
 mod stops;
 mod strangers;
 
+pub(crate) use restarts::Fault;
 pub(crate) use signals::free_port;
 
 use crate::case::Case;

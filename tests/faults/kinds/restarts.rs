@@ -10,16 +10,19 @@ use nix::{
 use crate::{
     case::Case,
     report::Recovery,
-    restarted::{INTERVAL, Progress, Restarted},
+    restarted::{INTERVAL, JobShape, Progress, Restarted},
 };
 
 /// The default of `MEGABURN_FAULTS_PER_RUN`.
 const FAULTS: u64 = 3;
+/// After an attempt of this length the launcher restarts at once.
+const QUIET: Duration = Duration::from_secs(10);
 /// A run must do a new step within this many seconds after a fault is over.
 const BACK: f64 = 30.0;
 
+/// What can go wrong in a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fault {
+pub(crate) enum Fault {
     KillRank,
     AbortRank,
     StopRank,
@@ -54,7 +57,7 @@ impl Fault {
         Self::ClockJump,
     ];
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::KillRank => "a rank is killed",
             Self::AbortRank => "a rank aborts",
@@ -97,7 +100,7 @@ impl Fault {
     }
 
     /// Breaks the run, and mends what does not mend itself.
-    fn happen(self, run: &mut Restarted<'_>) -> Result<(), String> {
+    pub(crate) fn happen(self, run: &mut Restarted<'_>) -> Result<(), String> {
         let case = run.case;
         let rank = case.below(run.num_ranks() as u64) as usize;
         let signal = |signal| {
@@ -178,7 +181,7 @@ fn write(path: &std::path::Path, text: &str) -> Result<(), String> {
 pub(super) fn several(case: &Case) -> Result<(), String> {
     let number = std::env::var("MEGABURN_FAULTS_PER_RUN").ok();
     let number = number.and_then(|text| text.parse().ok()).unwrap_or(FAULTS);
-    let mut run = Restarted::start(case)?;
+    let mut run = Restarted::start(case, JobShape::random(case))?;
     let name = run.describe();
     let mut done = Vec::new();
     let result = (0..number).try_for_each(|_| {
@@ -227,7 +230,11 @@ fn one(case: &Case, run: &mut Restarted<'_>, fault: Fault) -> Result<(), String>
         _ => before.step.saturating_sub(after.from_step),
     };
     // A save may be running, and steps are done between the look at the metrics and the fault.
-    let most = if case.is_async { 2 * INTERVAL } else { INTERVAL };
+    let most = if case.is_async {
+        2 * INTERVAL
+    } else {
+        INTERVAL
+    };
     if lost > most {
         return Err(format!(
             "{lost} steps were lost: from step {} back to {}",
@@ -240,5 +247,8 @@ fn one(case: &Case, run: &mut Restarted<'_>, fault: Fault) -> Result<(), String>
         seconds: back,
         lost,
     });
+    if restarts > 0 {
+        thread::sleep(QUIET);
+    }
     Ok(())
 }

@@ -1,0 +1,92 @@
+//! How much of its time a run trains while faults end it every two minutes.
+
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    case::Case,
+    kinds::Fault,
+    restarted::{JobShape, Restarted},
+};
+
+/// Seconds between faults.
+const BETWEEN: u64 = 120;
+
+const JOB: JobShape = JobShape {
+    layout: "tp2-dp2-sp",
+    num_hosts: 2,
+    spares: 1,
+    pause_ms: 50,
+};
+
+const FAULTS: [Fault; 5] = [
+    Fault::KillRank,
+    Fault::AbortRank,
+    Fault::StopRank,
+    Fault::KillLauncher,
+    Fault::KillHost,
+];
+
+/// Trains for some seconds with a fault every two minutes, next to the same run without faults, and
+/// returns a table. The goodput is the ratio of the steps that both have done.
+pub(crate) fn measure(seconds: u64, seed: u64) -> Result<String, String> {
+    let case = |number| {
+        let mut case = Case::new("goodput", seed, number);
+        case.layout = JOB.layout;
+        case.is_async = true;
+        case
+    };
+    let (with, without) = (case(0), case(1));
+    let mut run = Restarted::start(&with, JOB)?;
+    let undisturbed = Restarted::start(&without, JOB)?;
+    let from = Instant::now();
+    let begun = [run.progress(), undisturbed.progress()];
+    let mut text = "| second | fault | back after, s |\n|---|---|---|\n".to_string();
+    for number in 1.. {
+        // Each fault has its time within its two minutes.
+        let at = (number - 1) * BETWEEN + 30 + with.below(BETWEEN - 60);
+        if at > seconds {
+            break;
+        }
+        sleep_until(from, at);
+        let fault = with.one_of(&FAULTS);
+        let before = run.progress();
+        fault.happen(&mut run)?;
+        let back = run.wait(fault.name(), |now| {
+            now.starts > before.starts && now.step > before.step
+        })?;
+        text += &format!("| {at} | {} | {back:.1} |\n", fault.name());
+    }
+    sleep_until(from, seconds);
+    let [mut done, mut possible] = [run.progress(), undisturbed.progress()];
+    done.step -= begun[0].step;
+    possible.step -= begun[1].step;
+    let goodput = done.step as f64 / possible.step as f64;
+    text += &format!(
+        "\n{seconds} s, seed {seed}: {} steps with {} restarts, {} without a fault at the same time. \
+        Goodput {goodput:.4}.\n",
+        done.step,
+        done.starts - begun[0].starts,
+        possible.step
+    );
+    run.finish()?;
+    undisturbed.finish()?;
+    Ok(text)
+}
+
+fn sleep_until(from: Instant, seconds: u64) {
+    let until = Duration::from_secs(seconds);
+    thread::sleep(until.saturating_sub(from.elapsed()));
+}
+
+/// Measures for the number of seconds that `MEGABURN_GOODPUT_SECONDS` has.
+pub(crate) fn main(seconds: u64, seed: u64) -> Result<(), String> {
+    let text = measure(seconds, seed)?;
+    println!("{text}");
+    match std::env::var_os("MEGABURN_FAULT_REPORT") {
+        Some(path) => fs::write(path, text).map_err(|error| error.to_string()),
+        None => Ok(()),
+    }
+}

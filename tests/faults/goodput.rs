@@ -18,7 +18,7 @@ const JOB: JobShape = JobShape {
     layout: "tp2-dp2-sp",
     num_hosts: 2,
     spares: 1,
-    pause_ms: 50,
+    pause_ms: 150,
 };
 
 const FAULTS: [Fault; 5] = [

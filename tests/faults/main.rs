@@ -81,14 +81,12 @@ fn main() -> ExitCode {
                 let case = Case::new(name, seed, number);
                 let result = run(&case);
                 report.add(name, case.fault_seconds(), &result, case.recoveries());
+                // After each case, so that a campaign that is interrupted leaves its result.
+                report.write(cases, seed);
                 result.map_err(|what| Failed::from(format!("{what}\n{}", case.kept())))
             })
         });
-    let conclusion = libtest_mimic::run(&arguments, trials.collect());
-    if let Some(path) = env::var_os("MEGABURN_FAULT_REPORT") {
-        report.write(path.as_ref(), cases, seed);
-    }
-    conclusion.exit_code()
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
 }
 
 fn number(variable: &str) -> Option<u64> {

@@ -1,6 +1,6 @@
 //! The result of a campaign, as a table.
 
-use std::{collections::BTreeMap, fmt::Write, fs, path::Path, sync::Mutex};
+use std::{collections::BTreeMap, env, fmt::Write, fs, sync::Mutex};
 
 /// Passed and failed cases by kind, and faults after which a run came back by itself.
 #[derive(Default)]
@@ -46,7 +46,11 @@ impl Report {
         row.worst = row.worst.max(seconds);
     }
 
-    pub(crate) fn write(&self, path: &Path, cases: u64, seed: u64) {
+    /// Writes the table into the file that `MEGABURN_FAULT_REPORT` names, if it is set.
+    pub(crate) fn write(&self, cases: u64, seed: u64) {
+        let Some(path) = env::var_os("MEGABURN_FAULT_REPORT") else {
+            return;
+        };
         let kinds = self.kinds.lock().unwrap();
         let mut text = format!("{cases} cases, seed {seed}\n\n");
         text.push_str("| fault | right | wrong | slowest end after the fault, s |\n");
@@ -67,7 +71,7 @@ impl Report {
         });
         writeln!(text, "| all | {right} | {wrong} | |").unwrap();
         text += &recovered(&self.recoveries.lock().unwrap());
-        fs::write(path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
 }
 

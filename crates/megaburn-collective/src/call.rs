@@ -69,7 +69,7 @@ pub struct Call {
 impl Call {
     /// Whether two ranks may meet in these calls. Shapes must agree, except for operations whose
     /// contributions may differ by rank.
-    pub(crate) fn agrees(&self, other: &Call) -> bool {
+    pub fn agrees(&self, other: &Call) -> bool {
         (self.op, self.seq, self.dtype) == (other.op, other.seq, other.dtype)
             && (self.any_shape() || self.shape == other.shape)
     }

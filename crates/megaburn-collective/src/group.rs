@@ -138,6 +138,9 @@ impl Group {
             link,
             ..
         } = &*self.0;
+        if let Some(link) = link {
+            link.transport.note_group(name, &members);
+        }
         Self::assemble(
             name,
             members,

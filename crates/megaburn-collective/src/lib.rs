@@ -48,6 +48,7 @@ mod rank_context;
 mod recorder;
 mod reduce;
 pub mod region;
+mod rehearsal;
 mod shards;
 mod sync;
 mod tcp;

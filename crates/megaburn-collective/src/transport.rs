@@ -1,4 +1,5 @@
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::Arc,
     time::{Duration, Instant},
@@ -178,6 +179,19 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         self.mailbox()
             .take(from, channel, Deadline::after(Duration::ZERO))
             .ok()
+    }
+
+    /// Whether the other ranks do not run ([`Group::rehearsal`](crate::Group::rehearsal)).
+    fn is_rehearsal(&self) -> bool {
+        false
+    }
+
+    /// Keeps the members of a new group, if the other ranks do not run.
+    fn note_group(&self, _name: &str, _members: &[usize]) {}
+
+    /// The groups that were noted.
+    fn noted_groups(&self) -> BTreeMap<String, Vec<usize>> {
+        BTreeMap::new()
     }
 
     /// Why `peer` can no longer be reached, if it cannot. For this rank itself: the first failure

@@ -19,6 +19,17 @@ pub enum PlanError {
     NoFp8 { recipe: String, gpu: &'static str },
     #[error("`--gpus` is 0: a run needs one GPU at least")]
     NoGpus,
+    #[error(
+        "rank {} and rank {} do not agree in call {number} of the group `{group}`: {} and {}. This is a \
+        bug of megaburn: please report it with the configuration",
+        ranks[0], ranks[1], calls[0], calls[1]
+    )]
+    Walk {
+        group: String,
+        number: usize,
+        ranks: [usize; 2],
+        calls: Box<[String; 2]>,
+    },
     #[error(transparent)]
     Train(#[from] TrainError),
 }
@@ -34,6 +45,7 @@ impl PlanError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Train(error) => error.exit(),
+            Self::Walk { .. } => Exit::Failed,
             Self::UnknownGpu { .. } | Self::NoFp8 { .. } | Self::NoGpus => Exit::BadInput,
         }
     }

@@ -21,6 +21,7 @@
 //!
 //! [`PlanConfig`] makes a [`Plan`], which prints itself, is JSON by `serde`, and draws itself
 //! ([`Plan::svg`]). [`SearchConfig`] finds the fastest layouts and settings by the same numbers.
+//! [`Walk`] lets ranks of the run call their collectives, each without the others.
 
 // Errors are values; the panics that remain are documented.
 #![deny(clippy::unwrap_used, clippy::panic)]
@@ -36,6 +37,7 @@ mod error;
 mod fastest;
 mod fitting;
 mod gpu;
+mod in_parallel;
 mod machine;
 mod memory;
 mod parts;
@@ -49,6 +51,7 @@ mod svg;
 mod text;
 mod traffic;
 mod trial;
+mod walk;
 
 pub use changes::Change;
 pub use error::PlanError;
@@ -58,3 +61,4 @@ pub use plan::{Plan, PlanConfig, PlannedBatch, PlannedModel, PlannedRun};
 pub use search::{FoundRun, HEADROOM, Refused, SearchConfig, SearchResult};
 pub use step::StepTime;
 pub use traffic::Traffic;
+pub use walk::Walk;

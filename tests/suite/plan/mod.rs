@@ -6,6 +6,7 @@ mod memory;
 mod schedules;
 mod search;
 mod traffic;
+mod walk;
 
 use std::path::Path;
 

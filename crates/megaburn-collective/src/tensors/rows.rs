@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use burn::tensor::TensorData;
+use burn::tensor::{Bytes, TensorData};
 
 use crate::{call::Collective, error::CollectiveError, group::Group, joined::joined};
 
@@ -78,7 +78,17 @@ impl Group {
             shape[0] = of_member.iter().map(Range::len).sum();
             TensorData::from_bytes(joined(part, dtype), shape, dtype)
         });
-        let got = self.all_to_all(parts.collect())?;
+        let mut got = self.all_to_all(parts.collect())?;
+        if self.is_rehearsal() {
+            // The others would send as many rows as are expected.
+            let zeros = |part: &Vec<Range<usize>>| {
+                let mut shape = shape.clone();
+                shape[0] = part.iter().map(Range::len).sum();
+                let len = shape[0] * row;
+                TensorData::from_bytes(Bytes::from_bytes_vec(vec![0; len]), shape, dtype)
+            };
+            got = recv.iter().map(zeros).collect();
+        }
         let counts: Vec<usize> = got.iter().map(|part| part.shape()[0]).collect();
         let expected: Vec<usize> = recv
             .iter()

@@ -6,7 +6,7 @@ mod schedule;
 use std::{fs, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use megaburn_plan::{Gpu, PlanConfig, PlanError};
+use megaburn_plan::{Gpu, PlanConfig, PlanError, Walk};
 use megaburn_train::{Exit, TrainError};
 use quantity::Quantity;
 use schedule::ScheduleArgs;
@@ -44,6 +44,10 @@ pub(super) struct PlanArgs {
     /// Also draw the plan or the schedule into this SVG file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Also let ranks of each stage walk a step of the real code with narrow matrices, each without
+    /// the others, and compare the collectives in which they meet. Takes seconds to a minute.
+    #[arg(long, requires = "config")]
+    walk: bool,
     #[command(flatten)]
     schedule: ScheduleArgs,
 }
@@ -94,14 +98,27 @@ impl PlanArgs {
         };
         let config = args.load()?;
         let layout = config.layout(self.gpus)?;
+        let walk = match self.walk {
+            true => Some(Walk::of(&config, layout)?),
+            false => None,
+        };
         let plan = PlanConfig::new(config, layout)
             .with_gpu(gpu)
             .with_tokens(self.tokens.map(f64::from))
             .with_price(self.price.map(f64::from))
             .plan()?;
         let text = match self.json {
-            true => serde_json::json!(plan).to_string(),
-            false => plan.to_string(),
+            true => {
+                let mut json = serde_json::json!(plan);
+                if let Some(walk) = walk {
+                    json["walk"] = serde_json::json!(walk);
+                }
+                json.to_string()
+            }
+            false => match walk {
+                Some(walk) => format!("{plan}\n{walk}"),
+                None => plan.to_string(),
+            },
         };
         Ok((text, plan.svg()))
     }

@@ -18,6 +18,7 @@ use megaburn_train::{TrainConfig, TrainError};
 
 use crate::{
     candidates::{Candidate, Recomputed, Settings},
+    settings_trials::SettingsTrials,
     trial::{Cut, Trials, locked},
 };
 
@@ -119,6 +120,17 @@ fn of_candidate(
     trials: &Trials,
     valid: &Valid,
 ) -> Result<Vec<Run>, Cut> {
+    let first = Settings {
+        zero: candidate.zeros()[0],
+        fused_loss: false,
+        recomputed: Recomputed::ALL[0],
+    };
+    let base = candidate.config(config, first);
+    valid.check(&base, candidate, first)?;
+    let layout = base.layout(None)?;
+    let known = trials.known(&base, &layout)?;
+    let mut trials = SettingsTrials::new(trials, &base, layout, &known)?;
+    let mut config = base.clone();
     let mut runs = Vec::new();
     for &zero in candidate.zeros() {
         'zero: for fused_loss in [false, true] {
@@ -128,8 +140,8 @@ fn of_candidate(
                     fused_loss,
                     recomputed,
                 };
-                let config = candidate.config(config, settings);
-                let fit = || {
+                settings.set(&mut config);
+                let mut fit = || {
                     valid.check(&config, candidate, settings)?;
                     trials.fit(&config)
                 };

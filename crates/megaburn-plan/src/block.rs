@@ -2,14 +2,14 @@
 
 use megaburn_mesh::Axis;
 use megaburn_models::decoder::{BlockOrder, Experts};
-use megaburn_parallel::ContextComm;
+use megaburn_parallel::{ContextComm, Dispatcher};
 
 use crate::{
     calibration::{ENQUEUE, ROW_COUNTS},
     machine::ProductKind,
     parts::{Parts, Passes},
     rank::{Rank, Sizes, Tokens},
-    traffic::Sent,
+    traffic::BothPasses,
 };
 
 /// A matrix of a block, with the rows that it is multiplied with.
@@ -347,23 +347,47 @@ impl Rank<'_> {
 
     /// Seconds of communication that nothing hides, forward and backward. Attention hides the ring.
     fn exposed(&self, index: usize, attention: f64, attention_backward: f64) -> [f64; 2] {
-        let seconds = |sent: [Sent; 2], axes: &[Axis]| {
-            let bandwidth = self.bandwidth(axes);
-            sent.map(|sent| {
-                if sent.calls > 0.0 {
-                    sent.seconds(bandwidth)
-                } else {
-                    0.0
-                }
-            })
+        let tp = self.links(&[Axis::Tp]).ring();
+        let ep = self.links(&[Axis::Ep]).exchange();
+        let shared = match self.config.moe.dispatcher {
+            Dispatcher::AllGather => self.links(&[Axis::Etp, Axis::Ep]),
+            _ => self.links(&[Axis::Etp]),
         };
-        let tp = seconds(self.sent_by_block_over_tp(index), &[Axis::Tp]);
-        let ep = seconds(self.sent_over_ep(index), &[Axis::Etp, Axis::Ep]);
-        let mut cp = seconds(self.sent_over_cp(index), &[Axis::Cp]);
+        let mut cp = self.seconds_over_cp(index);
         if self.context_comm(index) == ContextComm::P2p {
             cp[0] = (cp[0] - attention).max(0.0);
             cp[1] = (cp[1] - attention_backward).max(0.0);
         }
-        [tp[0] + ep[0] + cp[0], tp[1] + ep[1] + cp[1]]
+        let others = [
+            seconds(self.sent_by_block_over_tp(index), tp),
+            seconds(self.exchanged_over_ep(index), ep),
+            seconds(self.gathered_for_experts(index), shared.ring()),
+        ];
+        [0, 1].map(|pass| cp[pass] + others.iter().map(|of| of[pass]).sum::<f64>())
     }
+
+    /// Seconds in which context-parallel ranks exchange keys and values, forward and backward.
+    fn seconds_over_cp(&self, index: usize) -> [f64; 2] {
+        let cp = self.context_ranks();
+        if cp == 1 {
+            return [0.0; 2];
+        }
+        let links = self.links(&[Axis::Cp]);
+        match self.context_comm(index) {
+            ContextComm::P2p => seconds(self.sent_over_cp(index), links.neighbour()),
+            ContextComm::AllGather => seconds(self.sent_over_cp(index), links.ring()),
+            ContextComm::A2a => seconds(self.sent_over_cp(index), links.exchange()),
+            ContextComm::A2aP2p { low } => {
+                let exchanged = self.sent_for_heads(index, low);
+                let exchanged = seconds(exchanged, links.part(low).exchange());
+                let ring = seconds(self.sent_in_ring(index, cp / low), links.neighbour());
+                [exchanged[0] + ring[0], exchanged[1] + ring[1]]
+            }
+        }
+    }
+}
+
+/// Seconds of what is sent in each pass.
+fn seconds(sent: BothPasses, bandwidth: f64) -> [f64; 2] {
+    sent.map(|sent| sent.seconds(bandwidth))
 }

@@ -110,10 +110,17 @@ impl Candidate {
             config.parallel.schedule = Some(kind);
             config.parallel.chunks = chunks;
         }
-        config.parallel.zero = settings.zero;
-        config.train.fused_linear_cross_entropy = settings.fused_loss;
-        config.recompute = settings.recomputed.config();
+        settings.set(&mut config);
         config
+    }
+}
+
+impl Settings {
+    /// Replaces those of a configuration.
+    pub(crate) fn set(self, config: &mut TrainConfig) {
+        config.parallel.zero = self.zero;
+        config.train.fused_linear_cross_entropy = self.fused_loss;
+        config.recompute = self.recomputed.config();
     }
 }
 

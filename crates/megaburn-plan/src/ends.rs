@@ -13,7 +13,7 @@ impl Rank<'_> {
     pub(crate) fn embedding(&self) -> Passes {
         let stream = self.tokens(false).of_stream * self.sizes().hidden;
         let [sent, sent_backward] = self.sent_by_end_over_tp(true);
-        let bandwidth = self.bandwidth(&[Axis::Tp]);
+        let bandwidth = self.links(&[Axis::Tp]).ring();
         Passes {
             forward: Parts {
                 memory: self.machine.memory(2.0 * self.element * stream),
@@ -55,7 +55,7 @@ impl Rank<'_> {
             0.0
         };
         let [sent, sent_backward] = self.sent_by_end_over_tp(false);
-        let bandwidth = self.bandwidth(&[Axis::Tp]);
+        let bandwidth = self.links(&[Axis::Tp]).ring();
         let heads = (1 + self.model.mtp_layers) as f64;
         Passes {
             forward: Parts {

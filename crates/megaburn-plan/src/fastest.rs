@@ -31,7 +31,10 @@ pub(crate) fn of(
         if limit.excludes(run.least_ms) {
             break;
         }
-        let ms = match trials.time(&run.config(config, candidates)) {
+        let ms = match trials.time(
+            &run.config(config, candidates),
+            candidates[run.candidate].layout,
+        ) {
             Ok(trial) => trial.step_ms,
             Err(Cut::Refused(error)) => return Err(error),
             // It has fitted before.

@@ -1,16 +1,6 @@
 //! Which candidates of a search fit, with which settings. Nothing is simulated.
 
-use std::{
-    collections::HashSet,
-    hash::Hash,
-    num::NonZero,
-    panic,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-};
+use std::{collections::HashSet, hash::Hash, sync::Mutex};
 
 use megaburn_mesh::Layout;
 use megaburn_pipeline::ScheduleKind;
@@ -18,6 +8,8 @@ use megaburn_train::{TrainConfig, TrainError};
 
 use crate::{
     candidates::{Candidate, Recomputed, Settings},
+    in_parallel::in_parallel,
+    settings_trials::SettingsTrials,
     trial::{Cut, Trials, locked},
 };
 
@@ -79,30 +71,12 @@ pub(crate) fn of(
     trials: &Trials,
 ) -> (Vec<Run>, Vec<Cut>) {
     let valid = Valid::default();
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(candidate) = candidates.get(index) else {
-                return done;
-            };
-            let runs = of_candidate(config, (index, candidate), trials, &valid);
-            done.push((index, runs));
-        }
-    };
-    let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    let mut all = thread::scope(|scope| {
-        let started: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let ended = started.into_iter().map(|thread| {
-            let done = thread.join();
-            done.unwrap_or_else(|cause| panic::resume_unwind(cause))
-        });
-        ended.flatten().collect::<Vec<_>>()
+    let numbered: Vec<_> = candidates.iter().enumerate().collect();
+    let all = in_parallel(&numbered, |candidate| {
+        of_candidate(config, *candidate, trials, &valid)
     });
-    all.sort_by_key(|(index, _)| *index);
     let (mut runs, mut cuts) = (Vec::new(), Vec::new());
-    for (_, found) in all {
+    for found in all {
         match found {
             Ok(found) => runs.extend(found),
             Err(cut) => cuts.push(cut),
@@ -119,6 +93,17 @@ fn of_candidate(
     trials: &Trials,
     valid: &Valid,
 ) -> Result<Vec<Run>, Cut> {
+    let first = Settings {
+        zero: candidate.zeros()[0],
+        fused_loss: false,
+        recomputed: Recomputed::ALL[0],
+    };
+    let base = candidate.config(config, first);
+    valid.check(&base, candidate, first)?;
+    let layout = base.layout(None)?;
+    let known = trials.known(&base, &layout)?;
+    let mut trials = SettingsTrials::new(trials, &base, layout, &known)?;
+    let mut config = base.clone();
     let mut runs = Vec::new();
     for &zero in candidate.zeros() {
         'zero: for fused_loss in [false, true] {
@@ -128,8 +113,8 @@ fn of_candidate(
                     fused_loss,
                     recomputed,
                 };
-                let config = candidate.config(config, settings);
-                let fit = || {
+                settings.set(&mut config);
+                let mut fit = || {
                     valid.check(&config, candidate, settings)?;
                     trials.fit(&config)
                 };

@@ -6,7 +6,12 @@ use megaburn_train::{
     config::{Dtype, PrecisionRecipe},
 };
 
-use crate::{calibration as rates, error::PlanError, gpu::Gpu};
+use crate::{
+    calibration as rates,
+    error::PlanError,
+    gpu::Gpu,
+    links::{Links, ranks_of_first_node},
+};
 
 /// A GPU that computes in the types of a run.
 #[derive(Clone, Copy, Debug)]
@@ -108,72 +113,15 @@ impl Machine {
         bytes / (rates::MEMORY * self.gpu.memory_bandwidth)
     }
 
-    /// The bandwidth in bytes per second at which a rank sends to the other ranks of a group over
-    /// `axes`. Ranks fill one server after the other. In a group over several servers, as many
-    /// network adapters send as the group has ranks in a server.
-    pub(crate) fn bandwidth(&self, layout: &Layout, axes: &[Axis]) -> f64 {
-        let node = self.gpu.gpus_per_node;
-        let nvlink = rates::NVLINK * self.gpu.nvlink;
-        let members: usize = axes.iter().map(|axis| layout.degree(*axis)).product();
-        let inside = ranks_of_first_node(layout, axes, node);
-        if inside == members {
-            return nvlink;
-        }
-        (inside as f64 * rates::NETWORK * self.gpu.network).min(nvlink)
-    }
-}
-
-/// How many of the first `node` ranks are in the group of rank 0 over `axes`.
-fn ranks_of_first_node(layout: &Layout, axes: &[Axis], node: usize) -> usize {
-    let is_expert = axes.iter().any(|axis| !Axis::DENSE.contains(axis));
-    let grid = if is_expert { Axis::EXPERT } else { Axis::DENSE };
-    let is_member = |rank: &usize| {
-        let mut left = *rank;
-        grid.into_iter().all(|axis| {
-            let degree = layout.degree(axis);
-            let coordinate = left % degree;
-            left /= degree;
-            coordinate == 0 || axes.contains(&axis)
-        })
-    };
-    (0..node.min(layout.world_size())).filter(is_member).count()
-}
-
-#[cfg(test)]
-mod tests {
-    use megaburn_mesh::Mesh;
-
-    use super::*;
-
-    #[test]
-    fn a_group_over_servers_sends_through_as_many_adapters_as_it_has_ranks_in_a_server() {
-        let machine = Machine::new(Gpu::H100, &TrainConfig::default()).unwrap();
-        let layout: Layout = "tp8-dp4-sp".parse().unwrap();
-        assert_eq!(machine.bandwidth(&layout, &[Axis::Tp]), 0.72 * 450e9);
-        assert_eq!(machine.bandwidth(&layout, &[Axis::Dp]), 0.8 * 50e9);
-        let layout: Layout = "dp16".parse().unwrap();
-        assert_eq!(machine.bandwidth(&layout, &[Axis::Dp]), 8.0 * 0.8 * 50e9);
-    }
-
-    #[test]
-    fn ranks_of_a_server_are_counted_as_the_mesh_numbers_them() {
-        for text in ["tp2-cp2-dp4-sp", "tp2-dp8-ep4-etp2-sp", "cp2-pp2-dp4-ep4"] {
-            let layout: Layout = text.parse().unwrap();
-            let mesh = Mesh::new(layout);
-            for axes in [
-                &[Axis::Tp][..],
-                &[Axis::Dp, Axis::Cp],
-                &[Axis::Ep],
-                &[Axis::Edp],
-            ] {
-                let members = mesh.group_of(axes, 0);
-                let expected = members.iter().filter(|rank| **rank < 8).count();
-                assert_eq!(
-                    ranks_of_first_node(&layout, axes, 8),
-                    expected,
-                    "{text} {axes:?}"
-                );
-            }
+    /// The connections between the ranks of a group over `axes`. Ranks fill one server after the
+    /// other.
+    pub(crate) fn links(&self, layout: &Layout, axes: &[Axis]) -> Links {
+        let ranks = axes.iter().map(|axis| layout.degree(*axis)).product();
+        Links {
+            ranks,
+            inside: ranks_of_first_node(layout, axes, self.gpu.gpus_per_node),
+            nvlink: rates::NVLINK * self.gpu.nvlink,
+            network: rates::NETWORK * self.gpu.network,
         }
     }
 }

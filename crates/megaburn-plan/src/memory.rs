@@ -32,6 +32,7 @@ use serde::Serialize;
 use crate::{
     calibration::{ALLOCATOR, COMMUNICATOR, CUDA_CONTEXT},
     error::PlanError,
+    params::StageParams,
     rank::Rank,
 };
 
@@ -67,6 +68,15 @@ impl StageMemory {
     }
 }
 
+/// What the rank of a stage holds for its micro-batches, whatever ZeRO shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// Activations that are kept for backward.
+    activations: usize,
+    /// What the largest block keeps without recomputation.
+    block: usize,
+}
+
 /// Whether attention keeps its scores on a GPU: fused kernels need 16 bits.
 pub(crate) fn scores(config: &TrainConfig) -> Scores {
     let is_composed = config.train.dtype == Dtype::F32
@@ -79,39 +89,48 @@ pub(crate) fn scores(config: &TrainConfig) -> Scores {
 }
 
 impl Rank<'_> {
-    /// The memory of the rank of each stage.
+    /// What the rank of each stage holds for its micro-batches. It does not depend on ep and
+    /// `parallel.zero`, and on dp only by the schedule.
     ///
     /// # Errors
     /// The layout does not split the model or the batch.
-    pub(crate) fn memory(
-        &self,
-        params: &[RankParams],
-        schedule: &PreparedSchedule,
-    ) -> Result<Vec<StageMemory>, PlanError> {
+    pub(crate) fn held(&self, schedule: &PreparedSchedule) -> Result<Vec<Held>, PlanError> {
         let Self { config, layout, .. } = self;
-        let estimates = MemoryEstimate::of_schedule(
-            config,
-            layout,
-            self.model,
-            params,
-            schedule,
-            scores(config),
-        )?;
-        let stages = config.parallel.stages(layout, self.model.layers)?;
-        let all = estimates.iter().zip(params).zip(&stages).enumerate();
+        let scores = scores(config);
+        let activations =
+            MemoryEstimate::activations(config, layout, self.model, schedule, scores)?;
         let mut kept = HashMap::new();
         let mut kept_by = |index| {
             let of_block = || self.kept_by_block(index);
             *kept.entry(self.alike(index)).or_insert_with(of_block)
         };
-        Ok(all
-            .map(|(stage, ((estimate, params), chunks))| {
+        let stages = activations.into_iter().zip(self.stages());
+        Ok(stages
+            .map(|(activations, chunks)| {
                 let chunks_with_blocks = chunks.iter().filter(|chunk| !chunk.layers.is_empty());
                 let blocks = chunks_with_blocks.map(|chunk| kept_by(chunk.layers.start));
-                let block = blocks.max().unwrap_or(0);
-                self.stage_memory(stage, estimate, params, (chunks.as_slice(), block))
+                Held {
+                    activations,
+                    block: blocks.max().unwrap_or(0),
+                }
             })
             .collect())
+    }
+
+    /// The memory of the rank of each stage.
+    pub(crate) fn memory(&self, params: &StageParams, held: &[Held]) -> Vec<StageMemory> {
+        let of_params = params.map(|params| params.bytes(self.config, &self.layout));
+        let stages = held.iter().zip(of_params).enumerate();
+        stages
+            .map(|(stage, (held, of_params))| {
+                let estimate = MemoryEstimate {
+                    activations: held.activations,
+                    ..of_params
+                };
+                let chunks = &self.stages()[stage];
+                self.stage_memory(stage, &estimate, params.of(stage), (chunks, held.block))
+            })
+            .collect()
     }
 
     /// The memory of a stage whose blocks keep at most `block` bytes.

@@ -6,7 +6,6 @@ use megaburn_mesh::Axis;
 use megaburn_pipeline::{Costs, ScheduleConfig, StageLayers};
 
 use crate::{
-    error::PlanError,
     parts::{Parts, Passes},
     rank::Rank,
     traffic::Sent,
@@ -17,7 +16,8 @@ pub(crate) const NANOSECONDS: f64 = 1e9;
 /// What the ranks of a pipeline compute for a micro-batch.
 #[derive(Clone, Debug)]
 pub(crate) struct Pipeline {
-    pub(crate) stages: Vec<Vec<StageLayers>>,
+    /// The number of chunks of each rank.
+    pub(crate) chunks: usize,
     pub(crate) passes: Vec<Passes>,
     /// Nanoseconds of a pass through one chunk of each rank.
     pub(crate) costs: Vec<Costs>,
@@ -30,7 +30,7 @@ impl Pipeline {
     /// `micro_batches`. Each rank first waits for a forward on every rank before it. Where backward
     /// is joint, these ranks also compute a backward after the last one of this rank.
     pub(crate) fn least(&self, micro_batches: usize, is_split: bool) -> u64 {
-        let times = (micro_batches * self.stages.first().map_or(1, Vec::len)) as u64;
+        let times = (micro_batches * self.chunks) as u64;
         let mut before = 0;
         let mut least = 0;
         for costs in &self.costs {
@@ -60,24 +60,23 @@ impl Rank<'_> {
     }
 
     /// What the ranks of the pipeline compute for a micro-batch.
-    ///
-    /// # Errors
-    /// The layers cannot be split over the stages.
-    pub(crate) fn pipeline(&self) -> Result<Pipeline, PlanError> {
-        let parallel = &self.config.parallel;
-        let stages = parallel.stages(&self.layout, self.model.layers)?;
+    pub(crate) fn pipeline(&self) -> Pipeline {
+        let stages = self.stages();
         let mut known = HashMap::new();
         let passes: Vec<Passes> = stages
             .iter()
             .map(|chunks| self.passes(chunks, &mut known))
             .collect();
-        let chunks = stages.first().map_or(1, Vec::len) as f64;
+        let chunks = stages.first().map_or(1, Vec::len);
         let transfer = match self.layout.pp {
             1 => 0.0,
-            _ => Sent::new(self.sent_between_stages(), 1.0).seconds(self.bandwidth(&[Axis::Pp])),
+            _ => {
+                let sent = Sent::new(self.sent_between_stages(), 1.0);
+                sent.seconds(self.links(&[Axis::Pp]).neighbour())
+            }
         };
         let costs = |passes: &Passes| {
-            let cost = |parts: Parts| (parts.total() / chunks * NANOSECONDS) as u64;
+            let cost = |parts: Parts| (parts.total() / chunks as f64 * NANOSECONDS) as u64;
             Costs {
                 forward: cost(passes.forward),
                 backward_input: cost(passes.input),
@@ -87,12 +86,12 @@ impl Rank<'_> {
         };
         let costs: Vec<Costs> = passes.iter().map(costs).collect();
         let busiest = (0..costs.len()).max_by_key(|rank| costs[*rank].step());
-        Ok(Pipeline {
+        Pipeline {
+            chunks,
             busiest: busiest.unwrap_or(0),
-            stages,
             passes,
             costs,
-        })
+        }
     }
 
     /// The passes of a micro-batch through all chunks of a rank. `known` has those of blocks, by the

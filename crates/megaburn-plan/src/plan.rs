@@ -16,6 +16,7 @@ use crate::{
     gpu::Gpu,
     machine::Machine,
     memory::StageMemory,
+    params::StageParams,
     rank::Rank,
     step::StepTime,
     traffic::Traffic,
@@ -176,9 +177,9 @@ impl PlanConfig {
         } = self;
         let model = config.planned_model(&layout)?;
         let rank = Rank::new(&config, &model, layout, Machine::new(gpu, &config)?)?;
-        let params = RankParams::of_stages(&config, &layout, &model)?;
+        let params = StageParams::new(RankParams::of_stages(&config, &layout, &model)?);
         let prepared = rank.schedule(rank.micro_batches_held()).prepare()?;
-        let memory = rank.memory(&params, &prepared)?;
+        let memory = rank.memory(&params, &rank.held(&prepared)?);
         let step = rank.step(&params, &memory)?;
         let fits = memory.iter().all(StageMemory::fits);
         let changes = if fits {
@@ -196,9 +197,7 @@ impl PlanConfig {
         };
         let seconds = step.time.step_ms / 1e3;
         let flops = flops(&config, &model) / gpus as f64 / seconds;
-        let tokens = tokens.unwrap_or(config.train.steps as f64 * batch.tokens as f64);
-        let steps = tokens / batch.tokens as f64;
-        let gpu_hours = steps * seconds / 3600.0 * gpus as f64;
+        let run = PlannedRun::new(&config, step.time.step_ms, gpus, [tokens, price]);
         Ok(Plan {
             model: PlannedModel {
                 family: model.family.to_string(),
@@ -224,16 +223,34 @@ impl PlanConfig {
             tokens_per_second_per_gpu: batch.tokens as f64 / gpus as f64 / seconds,
             tflops_per_gpu: flops / 1e12,
             mfu: flops / gpu.bf16,
-            run: PlannedRun {
-                tokens,
-                steps,
-                days: steps * seconds / 86400.0,
-                gpu_hours,
-                dollars: price.map(|price| price * gpu_hours),
-            },
+            run,
             notes: notes(&config, &layout, gpu),
             drawn: (step.schedule, step.timing),
         })
+    }
+}
+
+impl PlannedRun {
+    /// A run of steps of `step_ms` on `gpus` GPUs: of this number of tokens, or of all steps of the
+    /// configuration; with this price of a GPU for an hour.
+    pub(crate) fn new(
+        config: &TrainConfig,
+        step_ms: f64,
+        gpus: usize,
+        [tokens, price]: [Option<f64>; 2],
+    ) -> Self {
+        let of_step = config.tokens_per_step() as f64;
+        let tokens = tokens.unwrap_or(config.train.steps as f64 * of_step);
+        let steps = tokens / of_step;
+        let seconds = steps * (step_ms / 1e3);
+        let gpu_hours = seconds / 3600.0 * gpus as f64;
+        Self {
+            tokens,
+            steps,
+            days: seconds / 86400.0,
+            gpu_hours,
+            dollars: price.map(|price| price * gpu_hours),
+        }
     }
 }
 

@@ -1,14 +1,17 @@
 //! The sizes of one rank's part of a model and of a micro-batch.
 
+use std::sync::Arc;
+
 use megaburn_mesh::{Axis, Layout};
 use megaburn_models::{DecoderConfig, decoder::Recompute};
 use megaburn_parallel::ContextComm;
+use megaburn_pipeline::StageLayers;
 use megaburn_train::{
     TrainConfig,
     config::{Dtype, PrecisionRecipe},
 };
 
-use crate::{error::PlanError, machine::Machine};
+use crate::{error::PlanError, links::Links, machine::Machine};
 
 /// One rank of a run.
 #[derive(Clone, Debug)]
@@ -24,6 +27,14 @@ pub(crate) struct Rank<'a> {
     pub(crate) gradient: f64,
     /// Micro-batches of a step.
     pub(crate) micro_batches: usize,
+    divided: Arc<Divided>,
+}
+
+/// How a layout and a schedule divide the layers.
+#[derive(Clone, Debug)]
+struct Divided {
+    /// The chunks of the rank of each stage.
+    stages: Vec<Vec<StageLayers>>,
     /// How ranks exchange keys and values: one method, or one for each layer.
     comms: Vec<ContextComm>,
     /// For each block, the first one that takes as long.
@@ -97,13 +108,39 @@ impl<'a> Rank<'a> {
             element: width(config.train.dtype),
             gradient: width(config.optimizer.main_grads_dtype),
             micro_batches,
-            comms: config.context_comms(&layout, model)?,
-            alike: model.alike_blocks(),
+            divided: Arc::new(Divided {
+                stages: config.parallel.stages(&layout, model.layers)?,
+                comms: config.context_comms(&layout, model)?,
+                alike: model.alike_blocks(),
+            }),
         };
-        if rank.comms.len() > 1 || config.precision.recipe != PrecisionRecipe::Bf16 {
-            rank.alike = rank.alike_in_run();
+        let is_bf16 = config.precision.recipe == PrecisionRecipe::Bf16;
+        if rank.divided.comms.len() > 1 || !is_bf16 {
+            rank.divided = Arc::new(Divided {
+                alike: rank.alike_in_run(),
+                ..(*rank.divided).clone()
+            });
         }
         Ok(rank)
+    }
+
+    /// The same rank with a configuration that differs only in ZeRO's stage, in what is recomputed
+    /// and in the fused loss.
+    pub(crate) fn with_config<'b>(&self, config: &'b TrainConfig) -> Rank<'b>
+    where
+        'a: 'b,
+    {
+        Rank {
+            config,
+            recompute: config.recompute.of_model(),
+            divided: self.divided.clone(),
+            ..*self
+        }
+    }
+
+    /// The chunks of the rank of each stage.
+    pub(crate) fn stages(&self) -> &[Vec<StageLayers>] {
+        &self.divided.stages
     }
 
     /// For each block, the first one like it that this run computes in the same precision, with the
@@ -119,12 +156,13 @@ impl<'a> Rank<'a> {
                 index
             })
         };
-        self.alike.iter().enumerate().map(first).collect()
+        let alike = self.divided.alike.iter();
+        alike.enumerate().map(first).collect()
     }
 
     /// The first block that takes as long and as much memory as block `index`.
     pub(crate) fn alike(&self, index: usize) -> usize {
-        self.alike[index]
+        self.divided.alike[index]
     }
 
     /// The tokens that block `index` reads.
@@ -167,7 +205,8 @@ impl<'a> Rank<'a> {
 
     /// How the ranks exchange keys and values in block `index`.
     pub(crate) fn context_comm(&self, index: usize) -> ContextComm {
-        self.comms[index.min(self.comms.len() - 1)]
+        let comms = &self.divided.comms;
+        comms[index.min(comms.len() - 1)]
     }
 
     pub(crate) fn sizes(&self) -> Sizes {
@@ -250,8 +289,8 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// The bandwidth between the ranks of a group.
-    pub(crate) fn bandwidth(&self, axes: &[Axis]) -> f64 {
-        self.machine.bandwidth(&self.layout, axes)
+    /// The connections between the ranks of a group.
+    pub(crate) fn links(&self, axes: &[Axis]) -> Links {
+        self.machine.links(&self.layout, axes)
     }
 }

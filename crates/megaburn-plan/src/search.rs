@@ -12,6 +12,7 @@ use crate::{
     error::PlanError,
     fastest, fitting,
     gpu::Gpu,
+    plan::PlannedRun,
     trial::{Cut, Planned, Trials},
 };
 
@@ -31,6 +32,8 @@ pub struct SearchConfig {
     gpus: usize,
     gpu: Gpu,
     top: usize,
+    tokens: Option<f64>,
+    price: Option<f64>,
 }
 
 /// What a search found.
@@ -91,6 +94,8 @@ pub struct FoundRun {
     pub largest_loss: String,
     /// Its time.
     pub largest_loss_ms: f64,
+    /// The whole run.
+    pub run: PlannedRun,
 }
 
 impl SearchConfig {
@@ -101,12 +106,26 @@ impl SearchConfig {
             gpus,
             gpu: Gpu::H100,
             top: 5,
+            tokens: None,
+            price: None,
         }
     }
 
     /// Sets the GPU.
     pub fn with_gpu(mut self, gpu: Gpu) -> Self {
         self.gpu = gpu;
+        self
+    }
+
+    /// Sets the number of tokens to train on, instead of those of `train.steps`.
+    pub fn with_tokens(mut self, tokens: Option<f64>) -> Self {
+        self.tokens = tokens;
+        self
+    }
+
+    /// Sets the price of a GPU for an hour, in dollars.
+    pub fn with_price(mut self, price: Option<f64>) -> Self {
+        self.price = price;
         self
     }
 
@@ -175,7 +194,7 @@ impl SearchConfig {
             time,
             bubble_fraction,
             flops,
-        } = trials.plan(&config)?;
+        } = trials.plan(&config, layout)?;
         let fullest = memory.iter().max_by_key(|stage| stage.total_bytes);
         let losses = time.parts().into_iter().skip(2);
         let (loss, loss_ms) = losses
@@ -194,6 +213,7 @@ impl SearchConfig {
             bubble_fraction,
             largest_loss: loss.to_string(),
             largest_loss_ms: loss_ms,
+            run: PlannedRun::new(&config, time.step_ms, self.gpus, [self.tokens, self.price]),
         })
     }
 }

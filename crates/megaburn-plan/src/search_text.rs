@@ -34,31 +34,45 @@ impl fmt::Display for SearchResult {
             );
         }
         writeln!(f)?;
-        let head = [
+        let has_price = self.best.iter().any(|run| run.run.dollars.is_some());
+        let mut head = vec![
             "",
+            "layout",
             "GiB",
             "free",
             "step",
             "tok/s/GPU",
             "MFU",
+            "days",
+            "cost",
             "bubble",
             "most is lost in",
         ];
+        if !has_price {
+            head.retain(|column| *column != "cost");
+        }
         let row = |(index, run): (usize, &FoundRun)| {
-            vec![
+            let mut row = vec![
                 (index + 1).to_string(),
+                run.layout.to_string(),
                 format!("{:.1}", run.total_bytes as f64 / GIB),
                 format!("{:.1}", run.headroom_bytes as f64 / GIB),
                 duration(run.step_ms),
                 format!("{:.0}", run.tokens_per_second_per_gpu),
                 format!("{:.1}%", 100.0 * run.mfu),
+                format!("{:.1}", run.run.days),
+            ];
+            let dollars = run.run.dollars;
+            row.extend(dollars.map(|dollars| format!("${dollars:.0}")));
+            row.extend([
                 format!("{:.1}%", 100.0 * run.bubble_fraction),
                 format!(
                     "{} {:.0}%",
                     run.largest_loss,
                     100.0 * run.largest_loss_ms / run.step_ms
                 ),
-            ]
+            ]);
+            row
         };
         let rows: Vec<_> = self.best.iter().enumerate().map(row).collect();
         write_table(f, "found", "the fastest first", &head, &rows)?;

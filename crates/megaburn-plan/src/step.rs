@@ -9,6 +9,7 @@ use crate::{
     calibration::{BETWEEN_STEPS, HOST_LINK, INTERFERENCE},
     error::PlanError,
     memory::StageMemory,
+    params::StageParams,
     parts::Passes,
     pipeline::{NANOSECONDS, Pipeline},
     rank::Rank,
@@ -81,19 +82,19 @@ impl Rank<'_> {
     /// There is no schedule of these sizes.
     pub(crate) fn step(
         &self,
-        params: &[RankParams],
+        params: &StageParams,
         memory: &[StageMemory],
     ) -> Result<Step, PlanError> {
         let schedule = self.schedule(self.micro_batches).build()?;
-        let passes = self.pipeline()?;
-        let timing = schedule.simulate(&passes.costs, Links::PrePosted)?;
+        let pipeline = self.pipeline();
+        let timing = schedule.simulate(&pipeline.costs, Links::PrePosted)?;
         let of_pipeline = timing.makespan() as f64 / NANOSECONDS;
-        let time = self.time(&passes, params, memory, of_pipeline);
+        let time = self.time(&pipeline, params, memory, of_pipeline);
         let traffic = |(rank, chunks): (usize, &Vec<StageLayers>)| {
-            self.traffic(chunks, &params[rank], &schedule, rank)
+            self.traffic(chunks, params.of(rank), &schedule, rank)
         };
         Ok(Step {
-            traffic: passes.stages.iter().enumerate().map(traffic).collect(),
+            traffic: self.stages().iter().enumerate().map(traffic).collect(),
             bubble: bubble_fraction(&time, of_pipeline),
             time,
             schedule,
@@ -105,7 +106,7 @@ impl Rank<'_> {
     pub(crate) fn time(
         &self,
         pipeline: &Pipeline,
-        params: &[RankParams],
+        params: &StageParams,
         memory: &[StageMemory],
         of_pipeline: f64,
     ) -> StepTime {
@@ -113,12 +114,11 @@ impl Rank<'_> {
         let passes = &pipeline.passes[busiest];
         let all = passes.total() * self.micro_batches as f64;
         let bubble = (of_pipeline - all.total()).max(0.0);
-        let replicated = self.replicated(&params[busiest], &pipeline.stages[busiest]);
+        let replicated = self.replicated(params.of(busiest), &self.stages()[busiest]);
         let [exposed, hidden] = self.over_replicas(replicated, passes);
-        let updates = memory
-            .iter()
-            .zip(params)
-            .map(|(memory, params)| self.update(memory, params));
+        let updates = params
+            .different()
+            .map(|stage| self.update(&memory[stage], params.of(stage)));
         let optimizer = updates.fold(0.0, f64::max);
         let interference = INTERFERENCE * hidden;
         let seconds = of_pipeline + exposed + interference + optimizer + BETWEEN_STEPS;
@@ -168,7 +168,7 @@ impl Rank<'_> {
                 0 => 1,
                 _ => MemoryEstimate::num_shares(self.config, &self.layout, of_experts),
             };
-            let bandwidth = self.bandwidth(axes);
+            let bandwidth = self.links(axes).ring();
             let elements = elements as f64;
             // Within the ranks that shard, and then the shares over their copies.
             let inner = others(shares) * elements;

@@ -29,6 +29,7 @@
 use std::ops::AddAssign;
 
 use megaburn_mesh::Layout;
+use megaburn_models::decoder::Experts;
 use megaburn_parallel::{ContextComm, Dispatcher};
 use serde::Serialize;
 
@@ -168,79 +169,102 @@ impl Rank<'_> {
     /// Over context-parallel ranks, in block `index` for a micro-batch.
     pub(crate) fn sent_over_cp(&self, index: usize) -> BothPasses {
         let cp = self.context_ranks();
-        if cp == 1 {
-            return Default::default();
-        }
-        let sizes = self.sizes();
-        let tokens = self.tokens_of(index).on_rank;
-        let ring = |ranks: usize, tokens: f64| {
-            let elements = match sizes.latents {
-                Some(_) => tokens * (sizes.query + sizes.values),
-                None => tokens * 2.0 * sizes.key_value,
-            };
-            let others = (ranks - 1) as f64;
-            let forward = Sent::new(self.element * others * elements, 2.0 * others);
-            let sums = 4.0 * ranks as f64;
-            let backward = (self.element * others + sums) * elements;
-            [forward, Sent::new(backward, 4.0 * others + 2.0)]
-        };
-        let exchange = |ranks: usize| {
-            let key_value = if sizes.latents.is_some() {
-                sizes.query
-            } else {
-                sizes.key_value
-            };
-            let features = sizes.query + key_value + sizes.values;
-            let values = if sizes.latents.is_some() {
-                sizes.values
-            } else {
-                sizes.key_value
-            };
-            let bytes = others(ranks) * self.element * tokens * (features + values);
-            [Sent::new(bytes, 4.0), Sent::new(bytes, 4.0)]
-        };
         match self.context_comm(index) {
-            ContextComm::P2p => ring(cp, tokens),
+            _ if cp == 1 => Default::default(),
+            ContextComm::P2p => self.sent_in_ring(index, cp),
             ContextComm::AllGather => {
-                let [forward, _] = ring(cp, tokens);
+                let [forward, _] = self.sent_in_ring(index, cp);
                 let backward = forward.bytes * (self.element + 4.0) / self.element;
                 [Sent::new(forward.bytes, 2.0), Sent::new(backward, 4.0)]
             }
-            ContextComm::A2a => exchange(cp),
-            ContextComm::A2aP2p { low } => {
-                let [mut forward, mut backward] = exchange(low);
+            ContextComm::A2a => self.sent_for_heads(index, cp),
+            ContextComm::A2aP2p { low } => both(
+                self.sent_for_heads(index, low),
                 // Each rank of a group has a part of the heads for the tokens of all its ranks.
-                let [ring_forward, ring_backward] = ring(cp / low, tokens);
-                forward += ring_forward;
-                backward += ring_backward;
-                [forward, backward]
-            }
+                self.sent_in_ring(index, cp / low),
+            ),
         }
+    }
+
+    /// The keys and values of block `index` that pass each of `ranks` ranks.
+    pub(crate) fn sent_in_ring(&self, index: usize, ranks: usize) -> BothPasses {
+        let sizes = self.sizes();
+        let tokens = self.tokens_of(index).on_rank;
+        let elements = match sizes.latents {
+            Some(_) => tokens * (sizes.query + sizes.values),
+            None => tokens * 2.0 * sizes.key_value,
+        };
+        let others = (ranks - 1) as f64;
+        let forward = Sent::new(self.element * others * elements, 2.0 * others);
+        let sums = 4.0 * ranks as f64;
+        let backward = (self.element * others + sums) * elements;
+        [forward, Sent::new(backward, 4.0 * others + 2.0)]
+    }
+
+    /// The all-to-alls between `ranks` ranks that exchange tokens of block `index` for heads.
+    pub(crate) fn sent_for_heads(&self, index: usize, ranks: usize) -> BothPasses {
+        let sizes = self.sizes();
+        let tokens = self.tokens_of(index).on_rank;
+        let [key, value] = match sizes.latents {
+            Some(_) => [sizes.query, sizes.values],
+            None => [sizes.key_value; 2],
+        };
+        let features = sizes.query + key + sizes.values;
+        let bytes = others(ranks) * self.element * tokens * (features + value);
+        [Sent::new(bytes, 4.0); 2]
     }
 
     /// Over the ranks that split experts, in block `index` for a micro-batch, if every expert is
     /// equally likely.
     pub(crate) fn sent_over_ep(&self, index: usize) -> BothPasses {
+        both(
+            self.exchanged_over_ep(index),
+            self.gathered_for_experts(index),
+        )
+    }
+
+    /// The all-to-alls of rows over `ep`, in block `index` for a micro-batch.
+    pub(crate) fn exchanged_over_ep(&self, index: usize) -> BothPasses {
+        let Layout { ep, etp, .. } = self.layout;
+        let Some(experts) = self.model.layer_experts(index).filter(|_| ep > 1) else {
+            return Default::default();
+        };
+        if self.config.moe.dispatcher == Dispatcher::AllGather {
+            return Default::default();
+        }
+        let every = experts.top_k as f64;
+        // As the dispatcher decides.
+        let limit = if experts.num <= 32 { 0.5 } else { 0.75 };
+        let sends_once = etp == 1 && copies(experts.num, experts.top_k, ep) <= limit * every;
+        let copies = if sends_once {
+            copies_in_groups(experts, ep)
+        } else {
+            every
+        };
+        let bytes = copies * others(ep) * self.bytes_of_stream(index);
+        [Sent::new(2.0 * bytes, 2.0); 2]
+    }
+
+    /// What ranks that hold parts of the same experts gather, and the sums that they scatter, in
+    /// block `index` for a micro-batch. With the dispatcher `all_gather`, all ranks that split
+    /// experts do.
+    pub(crate) fn gathered_for_experts(&self, index: usize) -> BothPasses {
         let Layout { ep, etp, .. } = self.layout;
         let Some(experts) = self.model.layer_experts(index).filter(|_| ep * etp > 1) else {
             return Default::default();
         };
-        let rows = self.tokens_of(index).of_stream;
-        let bytes = rows * self.sizes().hidden * self.element;
-        if self.config.moe.dispatcher == Dispatcher::AllGather {
-            let all = (ep * etp - 1) as f64 * bytes;
-            return [Sent::new(2.0 * all, 2.0), Sent::new(2.0 * all, 2.0)];
-        }
-        let copies = copies(experts.num, experts.top_k, ep);
-        let every = experts.top_k as f64;
-        // As the dispatcher decides.
-        let limit = if experts.num <= 32 { 0.5 } else { 0.75 };
-        let sends_once = etp == 1 && copies <= limit * every;
-        let sent = if sends_once { copies } else { every } * others(ep) * bytes;
-        // Ranks that share experts gather the rows, and scatter the sums.
-        let shared = every * (etp - 1) as f64 * bytes;
-        let pass = Sent::new(2.0 * (sent + shared), if etp > 1 { 4.0 } else { 2.0 });
-        [pass, pass]
+        let bytes = self.bytes_of_stream(index);
+        let gathered = match self.config.moe.dispatcher {
+            Dispatcher::AllGather => (ep * etp - 1) as f64 * bytes,
+            _ if etp == 1 => return Default::default(),
+            _ => experts.top_k as f64 * (etp - 1) as f64 * bytes,
+        };
+        [Sent::new(2.0 * gathered, 2.0); 2]
+    }
+
+    /// The bytes of the residual stream that block `index` reads on this rank.
+    fn bytes_of_stream(&self, index: usize) -> f64 {
+        self.tokens_of(index).of_stream * self.sizes().hidden * self.element
     }
 
     /// The bytes of the residual stream that a stage sends to the next one for a micro-batch.
@@ -253,6 +277,26 @@ impl Rank<'_> {
         let rows = |half: &bool| self.tokens(*half).of_stream;
         let rows: f64 = halves.iter().map(rows).sum();
         rows * self.sizes().hidden * self.element
+    }
+}
+
+/// The sum of what is sent in each pass.
+fn both(mut one: BothPasses, other: BothPasses) -> BothPasses {
+    one[0] += other[0];
+    one[1] += other[1];
+    one
+}
+
+/// On how many of `ranks` ranks a token has experts, if all groups and all of their experts are
+/// equally likely.
+fn copies_in_groups(experts: &Experts, ranks: usize) -> f64 {
+    let Experts { num, top_k, .. } = *experts;
+    match experts.groups {
+        // All experts of a token are on the ranks of its groups.
+        Some([groups, kept, _]) if ranks.is_multiple_of(groups) => {
+            copies(num / groups * kept, top_k, ranks / groups * kept)
+        }
+        _ => copies(num, top_k, ranks),
     }
 }
 
@@ -276,5 +320,16 @@ mod tests {
         assert_eq!(copies(8, 8, 4), 4.0);
         // Two experts of eight, on two ranks with four: 1 + 4/7.
         assert!((copies(8, 2, 2) - 11.0 / 7.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_token_has_copies_only_on_the_ranks_of_its_groups() {
+        let mut experts = Experts::new(16, 4, 32);
+        experts.groups = Some([8, 2, 2]);
+        // All four experts are in two groups of two, each on a rank.
+        assert_eq!(copies_in_groups(&experts, 8), 2.0);
+        assert_eq!(copies_in_groups(&experts, 16), 4.0);
+        // A rank with several groups: any of them may be kept.
+        assert_eq!(copies_in_groups(&experts, 4), copies(16, 4, 4));
     }
 }

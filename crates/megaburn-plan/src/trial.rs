@@ -12,13 +12,14 @@ use std::{
 use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
 use megaburn_pipeline::{PreparedSchedule, ScheduleConfig, ScheduleKind, Stages};
-use megaburn_train::{TrainConfig, estimate::RankParams};
+use megaburn_train::{TrainConfig, config::RecomputeConfig, estimate::PartParams};
 
 use crate::{
     error::PlanError,
     gpu::Gpu,
     machine::Machine,
-    memory::StageMemory,
+    memory::{Held, StageMemory},
+    params::StageParams,
     pipeline::{NANOSECONDS, Pipeline},
     plan::flops,
     rank::Rank,
@@ -67,24 +68,23 @@ impl<E: Into<PlanError>> From<E> for Cut {
 type ParamsKey = ([usize; 3], Stages);
 
 /// A model as a layout pads it, and the parameters of the rank of each stage.
-type Known = (DecoderConfig, Vec<RankParams>);
+pub(crate) type Known = (DecoderConfig, StageParams);
+
+/// What the ranks hold for their micro-batches depends on: the layout without dp and ep, the
+/// micro-batch, the fused loss, recomputation and the schedule.
+type HeldKey = (Layout, usize, bool, RecomputeConfig, ScheduleConfig);
 
 /// Tries configurations of one model, which may be tried by several threads.
 #[derive(Debug)]
 pub(crate) struct Trials {
-    gpu: Gpu,
+    pub(crate) gpu: Gpu,
     /// The least headroom of every stage.
-    headroom_bytes: i64,
+    pub(crate) headroom_bytes: i64,
+    parts: Mutex<PartParams>,
     params: Mutex<HashMap<ParamsKey, Arc<Known>>>,
+    held: Mutex<HashMap<HeldKey, Arc<Vec<Held>>>>,
     schedules: Mutex<HashMap<ScheduleConfig, Arc<PreparedSchedule>>>,
     simulated: AtomicUsize,
-}
-
-/// A run that fits, with the rank of each of its stages.
-struct Fitting<'a> {
-    rank: Rank<'a>,
-    params: &'a [RankParams],
-    memory: Vec<StageMemory>,
 }
 
 impl Trials {
@@ -92,7 +92,9 @@ impl Trials {
         Self {
             gpu,
             headroom_bytes,
+            parts: Mutex::default(),
             params: Mutex::default(),
+            held: Mutex::default(),
             schedules: Mutex::default(),
             simulated: AtomicUsize::new(0),
         }
@@ -103,72 +105,28 @@ impl Trials {
         self.simulated.load(Ordering::Relaxed)
     }
 
-    /// The run of `config`, whose degrees are replaced by those of `layout`.
-    pub(crate) fn run(&self, config: &TrainConfig, layout: Layout) -> Result<Trial, Cut> {
-        let mut config = config.clone();
-        set_layout(&mut config, layout);
-        config.validate()?;
-        self.time(&config)
-    }
-
-    /// The least milliseconds of a step of a valid configuration with its layout, whatever its
-    /// schedule loses, if it fits. Nothing is simulated.
-    pub(crate) fn fit(&self, config: &TrainConfig) -> Result<f64, Cut> {
-        self.fitting(config, |fitting| {
-            let pipeline = fitting.rank.pipeline()?;
-            let micro_batches = fitting.rank.micro_batches;
-            let is_split = fitting.rank.schedule(1).kind.splits_backward();
-            let least = pipeline.least(micro_batches, is_split);
-            Ok(fitting.time(&pipeline, least as f64).step_ms)
-        })
-    }
-
-    /// The run of a valid configuration with its layout.
-    pub(crate) fn time(&self, config: &TrainConfig) -> Result<Trial, Cut> {
-        self.fitting(config, |fitting| {
-            let pipeline = fitting.rank.pipeline()?;
-            let makespan = |micro_batches| self.makespan(&fitting.rank, &pipeline, micro_batches);
-            let all = fitting.rank.micro_batches;
-            let short = shortened(&fitting.rank);
-            let first = makespan(short)?;
-            let nanoseconds = if short < all {
-                let more = makespan(2 * short)? - first;
-                first + (all - short) as f64 / short as f64 * more
-            } else {
-                first
-            };
-            let time = fitting.time(&pipeline, nanoseconds);
-            let totals = fitting.memory.iter().map(|memory| memory.total_bytes);
-            Ok(Trial {
-                total_bytes: totals.max().unwrap_or(0),
-                step_ms: time.step_ms,
-            })
-        })
-    }
-
-    /// The memory and the time of a valid configuration with its layout, as its plan has them: the
+    /// The memory and the time of a valid configuration with this layout, as its plan has them: the
     /// whole step is simulated.
-    pub(crate) fn plan(&self, config: &TrainConfig) -> Result<Planned, PlanError> {
-        let layout = config.layout(None)?;
-        let model = config.planned_model(&layout)?;
+    pub(crate) fn plan(&self, config: &TrainConfig, layout: Layout) -> Result<Planned, PlanError> {
         let known = self.known(config, &layout)?;
-        let rank = Rank::new(config, &model, layout, Machine::new(self.gpu, config)?)?;
+        let (model, params) = &*known;
+        let rank = Rank::new(config, model, layout, Machine::new(self.gpu, config)?)?;
         let held = self.schedule(rank.schedule(rank.micro_batches_held()))?;
-        let memory = rank.memory(&known.1, &held)?;
-        let pipeline = rank.pipeline()?;
+        let memory = rank.memory(params, &rank.held(&held)?);
+        let pipeline = rank.pipeline();
         let nanoseconds = self.makespan(&rank, &pipeline, rank.micro_batches)?;
         let seconds = nanoseconds / NANOSECONDS;
-        let time = rank.time(&pipeline, &known.1, &memory, seconds);
+        let time = rank.time(&pipeline, params, &memory, seconds);
         Ok(Planned {
             bubble_fraction: bubble_fraction(&time, seconds),
-            flops: flops(config, &model),
+            flops: flops(config, model),
             memory,
             time,
         })
     }
 
     /// Nanoseconds of a step of this number of micro-batches.
-    fn makespan(
+    pub(crate) fn makespan(
         &self,
         rank: &Rank<'_>,
         pipeline: &Pipeline,
@@ -179,41 +137,45 @@ impl Trials {
         Ok(schedule.makespan(&pipeline.costs)? as f64)
     }
 
-    /// What `of` makes of a valid configuration with its layout, if it fits.
-    fn fitting<T>(
+    /// The model and the parameters of each stage in a valid configuration with this layout.
+    pub(crate) fn known(
         &self,
         config: &TrainConfig,
-        of: impl FnOnce(&Fitting<'_>) -> Result<T, Cut>,
-    ) -> Result<T, Cut> {
-        let layout = config.layout(None)?;
-        let known = self.known(config, &layout)?;
-        let (model, params) = &*known;
-        let rank = Rank::new(config, model, layout, Machine::new(self.gpu, config)?)?;
-        rank.schedule(rank.micro_batches).check()?;
-        let held = match rank.config.parallel.max_tokens_per_rank {
-            Some(_) => rank.micro_batches_held(),
-            None => shortened(&rank),
-        };
-        let schedule = self.schedule(rank.schedule(held))?;
-        let memory = rank.memory(params, &schedule)?;
-        let fits = |memory: &StageMemory| memory.headroom_bytes >= self.headroom_bytes;
-        if !memory.iter().all(fits) {
-            return Err(Cut::DoesNotFit);
-        }
-        of(&Fitting {
-            rank,
-            params,
-            memory,
-        })
-    }
-
-    fn known(&self, config: &TrainConfig, layout: &Layout) -> Result<Arc<Known>, PlanError> {
+        layout: &Layout,
+    ) -> Result<Arc<Known>, PlanError> {
         let stages = config.parallel.schedule(layout.pp, 1).stages();
         let key = ([layout.tp, layout.ep, layout.etp], stages);
         cached(&self.params, key, || {
             let model = config.planned_model(layout)?;
-            let params = RankParams::of_stages(config, layout, &model)?;
-            Ok((model, params))
+            let params = locked(&self.parts).of_stages(config, layout, &model)?;
+            Ok((model, StageParams::new(params)))
+        })
+    }
+
+    /// What the rank of each stage holds for its micro-batches.
+    pub(crate) fn held(
+        &self,
+        rank: &Rank<'_>,
+        schedule: &ScheduleConfig,
+    ) -> Result<Arc<Vec<Held>>, PlanError> {
+        let layout = Layout {
+            dp: 1,
+            ep: 1,
+            ..rank.layout
+        };
+        let TrainConfig {
+            train, recompute, ..
+        } = rank.config;
+        let (micro_batch, fused_loss) = (train.micro_batch, train.fused_linear_cross_entropy);
+        let key = (
+            layout,
+            micro_batch,
+            fused_loss,
+            recompute.clone(),
+            schedule.clone(),
+        );
+        cached(&self.held, key, || {
+            rank.held(&*self.schedule(schedule.clone())?)
         })
     }
 
@@ -226,16 +188,8 @@ impl Trials {
     }
 }
 
-impl Fitting<'_> {
-    /// The time of a step whose pipeline takes this number of nanoseconds.
-    fn time(&self, pipeline: &Pipeline, nanoseconds: f64) -> StepTime {
-        let seconds = nanoseconds / NANOSECONDS;
-        self.rank.time(pipeline, self.params, &self.memory, seconds)
-    }
-}
-
 /// The number of micro-batches of a step that is as full as that of this rank.
-fn shortened(rank: &Rank<'_>) -> usize {
+pub(crate) fn shortened(rank: &Rank<'_>) -> usize {
     let all = rank.micro_batches;
     let short = SIMULATED * rank.layout.pp;
     // In gpipe more micro-batches hold more activations.

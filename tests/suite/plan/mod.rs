@@ -1,6 +1,7 @@
 //! Plans of runs: memory, traffic, time, and the command.
 
 mod command;
+mod experts;
 mod measured;
 mod memory;
 mod schedules;

@@ -140,8 +140,41 @@ fn the_command_prints_what_it_found_and_writes_the_fastest() {
     assert_eq!(fs::read_to_string(&file).unwrap(), text);
 }
 
+/// Days and cost of what was found are those of its plan.
+#[test]
+fn days_and_cost_are_those_of_a_plan() {
+    let path = root().join("configs/llama-3-8b.toml");
+    let config = path.to_str().unwrap();
+    let whole = ["--tokens", "1T", "--price", "2"];
+    let args = [&[config, "--gpus", "8", "--top", "1"], &whole[..]].concat();
+    let json = search(&[&args[..], &["--json"]].concat());
+    assert_eq!(json.code, Some(0), "{json:?}");
+    let found: Value = serde_json::from_str(&json.stdout).unwrap();
+    let best = &found["found"]["best"][0];
+    let run = &best["run"];
+    let layout = best["layout"].as_str().unwrap();
+    let mut args = vec!["plan", config, "--layout", layout, "--json"];
+    for set in best["settings"].as_array().unwrap() {
+        args.extend(["--set", set.as_str().unwrap()]);
+    }
+    let planned = Ranks::command(&[&args[..], &whole].concat()).wait_all();
+    let planned: Value = serde_json::from_str(&planned[0].stdout).unwrap();
+    assert_eq!(*run, planned["run"], "{args:?}");
+
+    let text = search(&[config, "--gpus", "8", "--top", "1", "--tokens", "1T"]);
+    let without = text.stdout.lines().find(|line| line.contains("tok/s/GPU"));
+    assert!(without.unwrap().contains("days  bubble"), "{text:?}");
+    let days = format!("{:.1}", run["days"].as_f64().unwrap());
+    let row = text.stdout.lines().find(|line| line.contains(&days));
+    assert!(row.unwrap().contains(&format!(" {layout} ")), "{text:?}");
+    let dollars = format!("${:.0}", run["dollars"].as_f64().unwrap());
+    let with = search(&[&[config, "--gpus", "8", "--top", "1"], &whole[..]].concat());
+    assert!(with.stdout.contains(&dollars), "{with:?}");
+}
+
 #[rstest]
 #[case(&["--gpus", "0"], "`--gpus` is 0")]
+#[case(&["--tokens", "0"], "write a positive number")]
 #[case(&["--gpu", "h9"], "`--gpu h9` is not known")]
 #[case(&["--set", "model.hiden=3"], "model.hiden")]
 fn bad_input_is_named(#[case] args: &[&str], #[case] what: &str) {

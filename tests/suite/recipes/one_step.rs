@@ -131,7 +131,7 @@ fn step(config: &TrainConfig) -> Vec<StepMetrics> {
 #[case::qwen3("qwen3-32b-64xh100", &["tp", "sp", "pp", "dp"])]
 #[case::qwen3_moe("qwen3-235b-a22b-256xh100", &["tp", "sp", "pp", "dp", "ep"])]
 #[case::mixtral("mixtral-8x7b-64xh100", &["pp", "dp", "ep"])]
-#[case::deepseek_v3("deepseek-v3-512xh100", &["tp", "sp", "pp", "dp", "ep"])]
+#[case::deepseek_v3("deepseek-v3-256xh200", &["tp", "sp", "pp", "dp", "ep"])]
 #[case::gpt2("gpt-3-175b-128xh100", &["tp", "sp", "pp", "dp"])]
 #[case::bert("bert-large-8xh100", &["dp"])]
 #[case::t5("t5-large-8xh100", &["dp"])]

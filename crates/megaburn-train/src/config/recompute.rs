@@ -7,7 +7,7 @@ use super::{ineffective_keys::Condition, require::require};
 use crate::error::TrainError;
 
 /// `[recompute]`: which activations backward recomputes instead of keeping them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[derive(JsonSchema)]
 pub struct RecomputeConfig {
@@ -43,7 +43,7 @@ impl Default for RecomputeConfig {
 }
 
 /// The parts of a layer that can be recomputed separately.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[derive(JsonSchema)]
 pub enum RecomputeModule {
@@ -58,7 +58,7 @@ pub enum RecomputeModule {
 }
 
 /// Which layers are recomputed in full.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[derive(JsonSchema)]
 pub enum RecomputeMethod {

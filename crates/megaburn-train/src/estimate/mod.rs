@@ -6,6 +6,7 @@
 
 mod checkpoint;
 mod held;
+mod parts;
 mod state;
 
 use std::fmt;
@@ -15,6 +16,7 @@ use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
 pub use megaburn_models::activation_memory::Scores;
 use megaburn_pipeline::PreparedSchedule;
+pub use parts::PartParams;
 pub use state::RankParams;
 
 use crate::{config::TrainConfig, error::TrainError};
@@ -81,13 +83,28 @@ impl MemoryEstimate {
         schedule: &PreparedSchedule,
         scores: Scores,
     ) -> Result<Vec<Self>, TrainError> {
-        let stages = config.parallel.stages(layout, model.layers)?;
-        let held = held::of_stages(config, layout, model, &stages, schedule, scores)?;
+        let held = Self::activations(config, layout, model, schedule, scores)?;
         let with = |(params, activations): (&RankParams, usize)| Self {
             activations,
             ..params.bytes(config, layout)
         };
         Ok(params.iter().zip(held).map(with).collect())
+    }
+
+    /// The bytes of activations on the rank of each pipeline stage, in rank order. They do not depend
+    /// on ep, `parallel.zero` and, for the same schedule, dp.
+    ///
+    /// # Errors
+    /// As [`of_stages`](Self::of_stages).
+    pub fn activations(
+        config: &TrainConfig,
+        layout: &Layout,
+        model: &DecoderConfig,
+        schedule: &PreparedSchedule,
+        scores: Scores,
+    ) -> Result<Vec<usize>, TrainError> {
+        let stages = config.parallel.stages(layout, model.layers)?;
+        held::of_stages(config, layout, model, &stages, schedule, scores)
     }
 
     /// The estimate of the rank that needs most.

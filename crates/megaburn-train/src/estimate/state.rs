@@ -1,14 +1,7 @@
 //! Parameters, gradients and optimizer state of the ranks of a pipeline.
 
-use std::collections::{HashMap, hash_map::Entry};
-
-use burn::prelude::Device;
-use megaburn_collective::{Group, ProcessGroups};
-use megaburn_mesh::{Axis, Layout};
-use megaburn_models::{DecoderConfig, ModelError, decoder::ModelOptions};
+use megaburn_mesh::{Axis, Layout, ParamSpec};
 use megaburn_optim::StateDtype;
-use megaburn_parallel::{main_grads, shard_plan};
-use megaburn_pipeline::StageLayers;
 
 use super::MemoryEstimate;
 use crate::{
@@ -17,8 +10,8 @@ use crate::{
 };
 
 /// The local part of a parameter on a rank, before ZeRO shards it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Param {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Param {
     elements: usize,
     is_expert: bool,
     /// Whether its layer accumulates its gradient directly, as GEMMs do; these are the parameters
@@ -28,85 +21,43 @@ struct Param {
     is_orthogonalized: bool,
 }
 
+impl Param {
+    /// The local part of the parameter at this path.
+    pub(super) fn new(path: &str, spec: &ParamSpec, is_direct: bool) -> Self {
+        Self {
+            elements: spec.shard.local_shape().iter().product(),
+            is_expert: spec.is_expert(),
+            is_direct,
+            is_orthogonalized: spec.shard.global_shape.len() == 2
+                && !NO_MUON.iter().any(|start| path.starts_with(start)),
+        }
+    }
+}
+
 /// The parameters of one rank, before ZeRO shards them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankParams {
-    /// The different parameters, with how many there are.
+    /// The different parameters, in order, with how many there are.
     params: Vec<(Param, usize)>,
 }
 
 impl RankParams {
-    /// The parameters of the rank of each pipeline stage, in rank order. Their sizes are taken from
-    /// a model that is built without initializing its weights.
-    ///
-    /// # Errors
-    /// The layout does not split the model.
-    pub fn of_stages(
-        config: &TrainConfig,
-        layout: &Layout,
-        model: &DecoderConfig,
-    ) -> Result<Vec<Self>, TrainError> {
-        let stages = config.parallel.stages(layout, model.layers)?;
-        // The smallest world whose first rank holds as large a part of each matrix.
-        let split = layout.ep * layout.etp;
-        let dp = (1..=split)
-            .find(|dp| (layout.tp * dp).is_multiple_of(split))
-            .unwrap_or(split);
-        let grid = Layout {
-            cp: 1,
-            pp: 1,
-            dp,
-            ..*layout
-        };
-        let world = Group::of_shapes(0, grid.world_size());
-        let groups = ProcessGroups::new(&world, grid)?;
-        let options = ModelOptions {
-            sequence_parallel: layout.sp,
-            ..ModelOptions::default()
-        };
-        let of = |chunks: &Vec<StageLayers>| {
-            let built = model.init_stages(chunks, &groups, &options, &Device::flex())?;
-            let direct = main_grads(&built);
-            let shared = |path: &str| {
-                let of = |stage| model.shared_params(stage).contains(&path);
-                layout.pp > 1 && chunks.iter().any(of)
-            };
-            let plan = shard_plan(&built).map_err(ModelError::from)?;
-            let param = |(path, spec): (&str, &megaburn_mesh::ParamSpec)| Param {
-                elements: spec.shard.local_shape().iter().product(),
-                is_expert: spec.is_expert(),
-                is_direct: direct.contains_key(path) && !shared(path),
-                is_orthogonalized: spec.shard.global_shape.len() == 2
-                    && !NO_MUON.iter().any(|start| path.starts_with(start)),
-            };
-            Ok::<_, TrainError>(Self::counted(plan.iter().map(param)))
-        };
-        // Ranks in the middle of a pipeline have blocks that are alike.
-        let alike = model.alike_blocks();
-        let mut known: HashMap<Vec<(bool, Vec<usize>, bool)>, Self> = HashMap::new();
-        let of_rank = |chunks: &Vec<StageLayers>| {
-            let blocks = |chunk: &StageLayers| {
-                let blocks = alike[chunk.layers.clone()].to_vec();
-                (chunk.embedding, blocks, chunk.loss)
-            };
-            let key = chunks.iter().map(blocks).collect();
-            Ok::<_, TrainError>(match known.entry(key) {
-                Entry::Occupied(known) => known.get().clone(),
-                Entry::Vacant(unknown) => unknown.insert(of(chunks)?).clone(),
-            })
-        };
-        stages.iter().map(of_rank).collect()
+    /// Adds what a rank has `times` of.
+    pub(super) fn add(&mut self, other: &Self, times: usize) {
+        for (param, count) in &other.params {
+            self.add_param(*param, times * count);
+        }
     }
 
-    fn counted(params: impl Iterator<Item = Param>) -> Self {
-        let mut counts: Vec<(Param, usize)> = Vec::new();
-        for param in params {
-            match counts.iter_mut().find(|(known, _)| *known == param) {
-                Some((_, count)) => *count += 1,
-                None => counts.push((param, 1)),
-            }
+    /// Adds a parameter that there are `count` of.
+    pub(super) fn add_param(&mut self, param: Param, count: usize) {
+        match self
+            .params
+            .binary_search_by_key(&param, |(known, _)| *known)
+        {
+            Ok(at) => self.params[at].1 += count,
+            Err(at) => self.params.insert(at, (param, count)),
         }
-        Self { params: counts }
     }
 
     /// The number of elements of all parameters.
@@ -137,7 +88,7 @@ impl RankParams {
     }
 
     /// Everything that the rank holds except activations.
-    pub(super) fn bytes(&self, config: &TrainConfig, layout: &Layout) -> MemoryEstimate {
+    pub fn bytes(&self, config: &TrainConfig, layout: &Layout) -> MemoryEstimate {
         bytes(config, layout, &self.params)
     }
 }

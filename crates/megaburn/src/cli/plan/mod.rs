@@ -8,7 +8,7 @@ use std::{fs, path::PathBuf, process::ExitCode};
 use clap::Args;
 use megaburn_plan::{Gpu, PlanConfig, PlanError, Walk};
 use megaburn_train::{Exit, TrainError};
-use quantity::Quantity;
+pub(super) use quantity::Quantity;
 use schedule::ScheduleArgs;
 
 use super::{TrainArgs, done, fail, print};

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 /// A positive number, such as `2.5`, `300B` or `15T`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Quantity(f64);
+pub(in crate::cli) struct Quantity(f64);
 
 const SUFFIXES: [(char, f64); 5] = [('k', 1e3), ('M', 1e6), ('B', 1e9), ('G', 1e9), ('T', 1e12)];
 

@@ -14,7 +14,7 @@ use megaburn_plan::{FoundRun, Gpu, PlanError, SearchConfig, SearchResult};
 use megaburn_train::{Exit, TrainError};
 use serde_json::json;
 
-use super::{TrainArgs, device::DeviceArg, fail, print};
+use super::{TrainArgs, device::DeviceArg, fail, plan::Quantity, print};
 use measure::Measured;
 
 #[derive(Args)]
@@ -32,6 +32,12 @@ pub(super) struct SearchArgs {
     /// The GPU: a100, h100, h200 or b200.
     #[arg(long, value_name = "GPU", default_value = "h100")]
     gpu: String,
+    /// Tokens to train on, such as 300B or 15T. Default: those of `train.steps`.
+    #[arg(long, value_name = "TOKENS")]
+    tokens: Option<Quantity>,
+    /// The price of a GPU for an hour, in dollars.
+    #[arg(long, value_name = "DOLLARS")]
+    price: Option<Quantity>,
     /// How many of the fastest to list.
     #[arg(long, value_name = "K", default_value_t = 5)]
     top: usize,
@@ -101,6 +107,8 @@ impl SearchArgs {
         };
         SearchConfig::new(config, gpus)
             .with_gpu(gpu)
+            .with_tokens(self.tokens.map(f64::from))
+            .with_price(self.price.map(f64::from))
             .with_top(self.top.max(self.measure).max(1))
             .search()
     }

@@ -87,10 +87,16 @@ impl Events {
                     format!("start {start} after step {from}, layout {}", text("layout")),
                 ),
             };
+            let cause = line.get("cause").and_then(Value::as_str);
+            let restart = number("restart").map(|restart| match cause {
+                Some(cause) => format!("restart {restart}: {cause}"),
+                None => format!("restart {restart}"),
+            });
             let changes = line.get("changes").and_then(Value::as_array);
             let changes = changes.into_iter().flatten().map(change);
             let what = [what]
                 .into_iter()
+                .chain(restart)
                 .chain(changes)
                 .collect::<Vec<_>>()
                 .join("; ");
@@ -161,6 +167,8 @@ mod tests {
         let lines = [
             json!({"start": 1, "run_id": "1f", "time": "T", "layout": "tp2", "from_step": 0, "changes": []}),
             json!({"start": 2, "layout": "tp1", "from_step": 5, "changes": [{"key": "a.b", "old": "1", "new": "2"}]}),
+            json!({"start": 3, "layout": "tp1", "from_step": 6, "restart": 1,
+                "cause": "rank 3 was killed by SIGKILL", "changes": []}),
             json!({"checkpoint": 7, "seconds": 0.25, "waited_seconds": 0.0, "bytes": 1 << 21}),
             json!({"stored_checkpoint": 7, "url": "s3://b/a"}),
             json!({"event": "spike", "step": 8}),
@@ -176,10 +184,15 @@ mod tests {
             .map(|event| (event.kind, event.step, event.text.as_str()))
             .collect();
         assert_eq!(
-            found[..5],
+            found[..6],
             [
                 ("start", 0, "start 1, layout tp2"),
                 ("resume", 5, "start 2 after step 5, layout tp1; a.b: 1 → 2"),
+                (
+                    "resume",
+                    6,
+                    "start 3 after step 6, layout tp1; restart 1: rank 3 was killed by SIGKILL"
+                ),
                 (
                     "checkpoint",
                     7,
@@ -190,7 +203,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            (found[5].0, found[5].1, found[5].2.chars().count()),
+            (found[6].0, found[6].1, found[6].2.chars().count()),
             ("note", 9, LONGEST + 1)
         );
         assert_eq!(kept[0].time.as_deref(), Some("T"));

@@ -6,6 +6,7 @@ mod logs;
 mod picture;
 mod precision;
 mod profile;
+mod rollback;
 mod saved;
 mod stamp;
 mod start;

@@ -111,6 +111,9 @@ impl Events {
                 cost(line)
             );
             self.push(stored, sums, "upload", what, time);
+        } else if let (Some(spike), Some(to)) = (number("rollback"), number("to_step")) {
+            let what = format!("rolled back to step {to} after the spike of step {spike}");
+            self.push(spike, sums, "rollback", what, time);
         } else {
             let kind = match text("event") {
                 "spike" => "spike",
@@ -172,6 +175,7 @@ mod tests {
             json!({"checkpoint": 7, "seconds": 0.25, "waited_seconds": 0.0, "bytes": 1 << 21}),
             json!({"stored_checkpoint": 7, "url": "s3://b/a"}),
             json!({"event": "spike", "step": 8}),
+            json!({"rollback": 8, "to_step": 4, "samples": [32, 64]}),
             json!({"mine": "…".repeat(400)}),
         ];
         let mut events = Events::default();
@@ -184,7 +188,7 @@ mod tests {
             .map(|event| (event.kind, event.step, event.text.as_str()))
             .collect();
         assert_eq!(
-            found[..6],
+            found[..7],
             [
                 ("start", 0, "start 1, layout tp2"),
                 ("resume", 5, "start 2 after step 5, layout tp1; a.b: 1 → 2"),
@@ -200,10 +204,15 @@ mod tests {
                 ),
                 ("upload", 7, "checkpoint of step 7 uploaded to s3://b/a"),
                 ("spike", 8, r#"{"event":"spike","step":8}"#),
+                (
+                    "rollback",
+                    8,
+                    "rolled back to step 4 after the spike of step 8"
+                ),
             ]
         );
         assert_eq!(
-            (found[6].0, found[6].1, found[6].2.chars().count()),
+            (found[7].0, found[7].1, found[7].2.chars().count()),
             ("note", 9, LONGEST + 1)
         );
         assert_eq!(kept[0].time.as_deref(), Some("T"));

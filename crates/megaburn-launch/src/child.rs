@@ -67,6 +67,9 @@ pub(crate) fn start(
         .env("MASTER_PORT", job.port.to_string())
         .envs(job.launch.iter().flat_map(Launch::variables))
         .env(Launch::ATTEMPT, attempt.to_string())
+        // A launcher that is a rank of another one has that one's.
+        .env_remove(Launch::CAUSE)
+        .envs(job.cause.iter().map(|cause| (Launch::CAUSE, cause)))
         .env(
             "TORCHELASTIC_MAX_RESTARTS",
             options.restart.restarts.to_string(),

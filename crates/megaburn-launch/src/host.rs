@@ -95,7 +95,8 @@ impl<'a> Host<'a> {
                 return Ok(outcome);
             }
             // Another port and another token, so that nothing of this attempt can join the next.
-            job = Job::of(self.options)?.of_attempt(attempt + 1, job.launch);
+            let next = Job::of(self.options)?;
+            job = next.of_attempt(attempt + 1, job.launch, outcome.reason(|_| None));
         }
         unreachable!("the attempts end with a failure without a restart")
     }

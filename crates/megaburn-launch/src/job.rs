@@ -15,6 +15,8 @@ pub(crate) struct Job {
     pub(crate) token: Option<JobToken>,
     /// What all attempts have in common, if the launchers of all hosts know it.
     pub(crate) launch: Option<Launch>,
+    /// Why the attempt before this one ended.
+    pub(crate) cause: Option<String>,
     /// Prevents other launchers from choosing the port until the ranks have met.
     _reserved: Option<ReservedPort>,
 }
@@ -38,6 +40,7 @@ impl Job {
             port,
             token,
             launch: launch.transpose().map_err(LaunchError::NoToken)?,
+            cause: None,
             _reserved: reserved,
         })
     }
@@ -47,12 +50,19 @@ impl Job {
         self.token.clone().unwrap_or_else(JobToken::from_env)
     }
 
-    /// This job for another attempt of `launch`, with a token that only this attempt has.
-    pub(crate) fn of_attempt(self, attempt: usize, launch: Option<Launch>) -> Self {
+    /// This job for another attempt of `launch`, with a token that only this attempt has. `cause` says
+    /// why the attempt before it ended.
+    pub(crate) fn of_attempt(
+        self,
+        attempt: usize,
+        launch: Option<Launch>,
+        cause: Option<String>,
+    ) -> Self {
         let token = self.token.map(|token| token.of_attempt(attempt));
         Self {
             token,
             launch,
+            cause,
             ..self
         }
     }
@@ -64,8 +74,14 @@ impl Job {
             port,
             token: Some(token),
             launch: Some(launch),
+            cause: None,
             _reserved: None,
         }
+    }
+
+    /// This job, whose attempt before ended because of `cause`.
+    pub(crate) fn with_cause(self, cause: Option<String>) -> Self {
+        Self { cause, ..self }
     }
 }
 

@@ -24,6 +24,8 @@ pub struct Launched {
     pub launch: Launch,
     /// Its number in the launch: 0, or that of the restart.
     pub attempt: usize,
+    /// Why the attempt before it ended, such as `rank 3 was killed by SIGKILL`.
+    pub cause: Option<String>,
 }
 
 impl Launch {
@@ -33,6 +35,8 @@ impl Launch {
     pub(crate) const TIME: &str = "MEGABURN_LAUNCH_TIME";
     /// The environment variable with [`Launched::attempt`], as torchrun names it.
     pub(crate) const ATTEMPT: &str = "TORCHELASTIC_RESTART_COUNT";
+    /// The environment variable with [`Launched::cause`].
+    pub(crate) const CAUSE: &str = "MEGABURN_RESTART_CAUSE";
 
     /// A launch that begins now.
     ///
@@ -76,6 +80,7 @@ impl Launched {
                 started: get(Launch::TIME)?.parse().ok()?,
             },
             attempt: get(Launch::ATTEMPT)?.parse().ok()?,
+            cause: get(Launch::CAUSE),
         })
     }
 }
@@ -90,15 +95,18 @@ mod tests {
         assert!(launch.age() < Duration::from_secs(10));
         let mut variables = launch.variables().to_vec();
         variables.push((Launch::ATTEMPT, "3".into()));
+        variables.push((Launch::CAUSE, "rank 1 exited with code 1".into()));
         let get = |name: &str| {
             let found = variables.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| value.clone())
         };
-        let attempt = 3;
-        assert_eq!(
-            Launched::from_lookup(get),
-            Some(Launched { launch, attempt })
-        );
+        let found = Launched::from_lookup(get);
+        let expected = Launched {
+            launch: launch.clone(),
+            attempt: 3,
+            cause: Some("rank 1 exited with code 1".into()),
+        };
+        assert_eq!(found, Some(expected));
         assert_eq!(Launched::from_lookup(|_| None), None);
     }
 }

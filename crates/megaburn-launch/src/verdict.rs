@@ -110,6 +110,27 @@ impl Outcome {
             .or_else(|| failed().next())
     }
 
+    /// The [cause](Self::cause) in one line, such as `rank 3 was killed by SIGKILL`, after the rank that
+    /// hung if that is to blame. `host_of` names the host of a rank, where there are several.
+    pub(crate) fn reason(&self, host_of: impl Fn(usize) -> Option<String>) -> Option<String> {
+        let cause = self.cause()?;
+        let RankEnd { rank, by, .. } = cause;
+        let (mut reason, blamed) = match self.culprit().filter(|culprit| culprit != rank) {
+            Some(hung) => {
+                let reason = format!("rank {hung} hung and was killed; rank {rank} {by}");
+                (reason, hung)
+            }
+            None => (format!("rank {rank} {by}"), *rank),
+        };
+        // The last words of a lost host name it.
+        let host = match by {
+            EndedBy::LostHost => cause.last_words.first().map(|host| format!(", {host}")),
+            _ => host_of(blamed).map(|host| format!(" on {host}")),
+        };
+        reason.extend(host);
+        Some(reason)
+    }
+
     /// Whether the ranks failed, rather than finished or stopped on purpose.
     pub(crate) fn is_failure(&self) -> bool {
         let ends = self.ends.iter().map(|end| end.by);
@@ -288,6 +309,14 @@ mod tests {
     }
 
     #[test]
+    fn the_reason_names_a_rank_that_hung() {
+        let hung = outcome(&[(Code(4), false), (Signal(9), true), (Code(4), false)]);
+        let reason = "rank 1 hung and was killed; rank 0 exited with code 4";
+        assert_eq!(hung.reason(|_| None).unwrap(), reason);
+        assert_eq!(outcome(&[(Code(0), false)]).reason(|_| None), None);
+    }
+
+    #[test]
     fn ranks_that_agree_on_a_code_that_is_no_failure_have_stopped() {
         let mut stopped = outcome(&[(Code(75), false), (Code(75), false)]);
         stopped.ends[0].last_words = vec!["a warning".into()];
@@ -322,5 +351,9 @@ mod tests {
             text,
             "rank 1 was killed by SIGKILL; its last lines on standard error:\n  step 7"
         );
+        let reason = "rank 1 was killed by SIGKILL";
+        assert_eq!(outcome.reason(|_| None).unwrap(), reason);
+        let on_host = outcome.reason(|rank| Some(format!("node {rank}")));
+        assert_eq!(on_host.unwrap(), format!("{reason} on node 1"));
     }
 }

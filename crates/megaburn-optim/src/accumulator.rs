@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use burn::{
     Tensor,
@@ -224,6 +224,12 @@ impl GradientAccumulator {
             Some(factor) => scaled(grad, factor),
             None => grad,
         })
+    }
+
+    /// As [`get`](Self::get), after the range of the flattened local parameter.
+    pub fn kept(&self, path: &str) -> Option<(Range<usize>, Tensor<1>)> {
+        let range = self.entries.get(path)?.kept.clone();
+        Some((range, self.get(path)?))
     }
 
     /// The paths that have gradients, in order.

@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::{
     diagnosis::Diagnosis, megatron::MegatronError, resume_error::ResumeError,
-    run_folder::RunFolderError, task::TaskRunError,
+    run_folder::RunFolderError, state_name::StateName, task::TaskRunError,
 };
 
 /// Why a run cannot start or continue.
@@ -107,6 +107,16 @@ pub enum TrainError {
     )]
     LossSpike { step: u64, loss: f64, bound: f64 },
     #[error(
+        "the loss of step {step} is {loss:.4}, a spike (above {bound:.4}), after which \
+        train.on_spike = \"rollback\" cannot continue: {why}"
+    )]
+    NoRollback {
+        step: u64,
+        loss: f64,
+        bound: f64,
+        why: String,
+    },
+    #[error(
         "after step {step} `{param}` is not finite on rank {rank}: the update overflowed, or the \
         hardware failed; it was not saved; resume from the last checkpoint, or start again \
         without one, with a smaller optimizer.lr"
@@ -117,14 +127,29 @@ pub enum TrainError {
         rank: usize,
     },
     #[error(
-        "after step {step} ranks {} and {} have different copies of `{param}`: the memory or the \
-        hardware of one of them failed, or they run different builds; resume from a checkpoint",
-        ranks[0], ranks[1]
+        "after step {step} ranks {} and {} have different copies of {tensor}: the memory or the \
+        hardware of {} failed, or they run different builds; resume from a checkpoint",
+        ranks[0], ranks[1],
+        match is_second_wrong {
+            true => format!("rank {}, which differs from most copies,", ranks[1]),
+            false => "one of them".to_string(),
+        }
     )]
     ReplicasDiffer {
         step: u64,
-        param: String,
+        tensor: StateName,
         ranks: [usize; 2],
+        is_second_wrong: bool,
+    },
+    #[error(
+        "on rank {rank} {tensor} is not what step {} left, found at the update of step {step}: the \
+        memory of rank {rank} failed; resume from a checkpoint without that GPU or host",
+        step.saturating_sub(1)
+    )]
+    StateChanged {
+        step: u64,
+        rank: usize,
+        tensor: StateName,
     },
     #[error(
         "step {step} is the last of {skips} skipped steps in a row (loss {loss}, gradient norm \

@@ -78,8 +78,8 @@ impl Exit {
             Exit::BadInput => "bad input or configuration",
             Exit::NonFinite => {
                 "the loss or the gradient was not finite, also when computed again, or the loss was a \
-                spike (`train.on_spike = \"stop\"`), or 100 steps in a row were skipped (more while a \
-                loss scale falls); the weights are those of the step before. Or an update produced \
+                spike (`train.on_spike = \"stop\"`, or `\"rollback\"` where it cannot return), or 100 \
+                steps in a row were skipped (more while a loss scale falls); the weights are those of the step before. Or an update produced \
                 weights that are not finite: they are not saved"
             }
             Exit::PeerLost => "another rank died, hung or disagreed",

@@ -39,6 +39,7 @@ mod saves;
 pub mod signal;
 mod start;
 mod state;
+mod state_name;
 mod stop;
 mod stored_checkpoints;
 mod task;
@@ -65,6 +66,7 @@ pub use resumed::Resumed;
 pub use run::pretrain;
 pub use run_folder::{IdleRun, RunFolderError, RunInfo, RunPaths};
 pub use start::report_start_failure;
+pub use state_name::{StateKind, StateName};
 pub use stop::StopReason;
 pub use task::{
     BatchFn, LossSum, MicroBatch, ModelPlace, ModelTrainer, PipelineSplit, Stage, StageOutput,

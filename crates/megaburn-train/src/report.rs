@@ -6,6 +6,7 @@ mod logs;
 mod picture;
 mod precision;
 mod profile;
+mod rollback;
 mod saved;
 mod stamp;
 mod start;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 use burn::prelude::Device;
 use megaburn_collective::RankEnv;
+use megaburn_launch::Launched;
 use megaburn_mesh::Layout;
 use megaburn_report::{
     alerts::Alerts,
@@ -142,12 +144,15 @@ impl<'a> Reporter<'a> {
             None => Some(0),
         };
         let stamp = Stamp::new(config, devices, env.as_ref(), start_number, consumed_tokens);
+        let restarted = Launched::from_env().filter(|launched| launched.attempt > 0);
         metrics.write_line(&StartMetrics {
             start: start_number,
             run_id: folder.id(),
             time: now(),
             layout: layout.to_string(),
             from_step: done,
+            restart: restarted.as_ref().map(|launched| launched.attempt),
+            cause: restarted.and_then(|launched| launched.cause),
             changes: resumed
                 .as_ref()
                 .map_or(Vec::new(), |resumed| resumed.changes.clone()),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! while steps remain {
-//!     evaluate if due; step; report; check replicas if due
+//!     evaluate if due; step; report; roll back after a spike; check replicas if due
 //!     continue the asynchronous save; save if due or stopped
 //! }
 //! save; evaluate; sample
@@ -12,6 +12,7 @@
 //! which changes nothing that a checkpoint holds.
 
 mod not_finite;
+mod rollback;
 
 use std::ops::ControlFlow;
 
@@ -174,9 +175,10 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
                 report.layers(metrics.step, layers)?;
             }
         }
+        self.roll_back()?;
         let train = &self.config.train;
         if due(metrics.step, train.check_replicas_interval) {
-            self.trainer.core().check_replicas()?;
+            self.trainer.core_mut().check_state()?;
         }
         let written = self.saves.advance(&self.trainer)?;
         self.record_saved(written)?;

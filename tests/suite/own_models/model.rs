@@ -137,6 +137,8 @@ struct PointsConfig {
     nan_once: Option<usize>,
     /// The number of a micro-batch, in the order of reading, whose points are far away.
     spike: Option<usize>,
+    /// From `spike` on, every micro-batch whose points are far away, by the distance of their numbers.
+    spike_every: Option<usize>,
 }
 
 impl Default for PointsConfig {
@@ -147,6 +149,24 @@ impl Default for PointsConfig {
             nan: None,
             nan_once: None,
             spike: None,
+            spike_every: None,
+        }
+    }
+}
+
+/// The micro-batches whose points are far away.
+#[derive(Clone, Copy)]
+struct Spikes {
+    first: usize,
+    every: Option<usize>,
+}
+
+impl Spikes {
+    fn has(self, number: usize) -> bool {
+        match (number.checked_sub(self.first), self.every) {
+            (Some(0), _) => true,
+            (Some(after), Some(every)) => after.is_multiple_of(every),
+            _ => false,
         }
     }
 }
@@ -197,13 +217,14 @@ impl TrainTask for Waves {
     fn data(&self, config: &Config) -> Result<TaskData<Points>, TaskError> {
         let hidden = config.net.hidden;
         let points =
-            |first: usize, nan: Option<usize>, once: Option<usize>, spike: Option<usize>| {
+            |first: usize, nan: Option<usize>, once: Option<usize>, spike: Option<Spikes>| {
                 let was_read = AtomicBool::new(false);
                 let reads = AtomicUsize::new(0);
                 move |samples: &MicroBatch, device: &Device| {
                     let is_bad = once.is_some_and(|once| samples.contains(&once))
                         && !was_read.swap(true, Ordering::Relaxed);
-                    let is_far = spike == Some(reads.fetch_add(1, Ordering::Relaxed));
+                    let number = reads.fetch_add(1, Ordering::Relaxed);
+                    let is_far = spike.is_some_and(|spike| spike.has(number));
                     let scale = if is_far { 1e3 } else { 1.0 };
                     let value = |sample: usize, at: usize| match nan {
                         Some(nan) if sample >= nan => f32::NAN,
@@ -224,7 +245,12 @@ impl TrainTask for Waves {
             nan,
             nan_once,
             spike,
+            spike_every,
         } = config.points;
+        let spike = spike.map(|first| Spikes {
+            first,
+            every: spike_every,
+        });
         let data = TaskData::new(BatchFn::new(train, points(0, nan, nan_once, spike)));
         Ok(match validation {
             0 => data,

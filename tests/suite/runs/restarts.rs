@@ -6,6 +6,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde_json::Value;
 
 use crate::runs::child::{PATIENCE, Ranks};
 use megaburn_test_support::run::Run;
@@ -48,6 +49,19 @@ fn process_of_rank(rank: usize, run: &Run) -> Option<Pid> {
     found.map(Pid::from_raw)
 }
 
+/// The restarts that the starts in the metrics name, with their causes.
+fn restarts(run: &Run) -> Vec<(u64, String)> {
+    let text = fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
+    let lines = text
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let restart = |line: Value| {
+        let cause = line.get("cause")?.as_str()?.to_string();
+        Some((line.get("restart")?.as_u64()?, cause))
+    };
+    lines.filter_map(restart).collect()
+}
+
 #[test]
 fn a_run_whose_ranks_are_killed_ends_as_one_that_was_not_disturbed() {
     let (run, undisturbed) = (Run::new(), Run::new());
@@ -77,6 +91,16 @@ fn a_run_whose_ranks_are_killed_ends_as_one_that_was_not_disturbed() {
         "{ended:?}"
     );
     assert_eq!(run.numbers(), undisturbed.numbers());
+    let restarts_of_run = restarts(&run);
+    let (numbers, causes): (Vec<u64>, Vec<String>) = restarts_of_run.into_iter().unzip();
+    assert_eq!(numbers, [1, 2]);
+    assert_eq!(causes[0], "rank 1 was killed by SIGKILL");
+    // The rank that hung may still end by itself when it is asked to.
+    assert!(
+        causes[1].ends_with("rank 1 exited with code 4"),
+        "{causes:?}"
+    );
+    assert!(restarts(&undisturbed).is_empty());
     assert!(run.tensors(STEPS) == undisturbed.tensors(STEPS));
 }
 

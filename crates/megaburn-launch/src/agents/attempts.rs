@@ -58,6 +58,8 @@ pub(super) struct Attempts {
     pub(super) attempt: usize,
     /// How the ranks of this attempt, or of the last one, ended.
     pub(super) outcome: Outcome,
+    /// Why the attempt before this one ended.
+    pub(super) cause: Option<String>,
     /// A signal that asked a launcher without ranks to stop.
     pub(super) signal: Option<i32>,
     /// Whether this host's launcher has left.
@@ -181,6 +183,7 @@ impl Attempts {
         {
             self.launch = launch.clone();
             self.attempt = attempt + 1;
+            self.cause = Some("the launcher of node 0 was lost".into());
         }
     }
 
@@ -298,6 +301,7 @@ impl Attempts {
                 master_port: self.port,
                 token: self.token.of_attempt(self.attempt).text().into(),
                 launch: self.launch.clone(),
+                cause: self.cause.clone(),
             });
             let members = self.members.all.iter_mut();
             for member in members.filter(|member| member.seat == Some(seat)) {
@@ -339,6 +343,8 @@ impl Attempts {
             let of_cause = members.iter_mut().find(|member| member.seat == Some(seat));
             of_cause.into_iter().for_each(|member| member.failures += 1);
         }
+        let host_of = |rank| self.members.seated(rank / self.options.nproc);
+        self.cause = self.outcome.reason(|rank| host_of(rank).map(Member::name));
         let mut said = Vec::new();
         let say = |text: &str| said.push(text.to_string());
         let restart = self.restarts.after(&self.outcome, lasted, say);

@@ -74,6 +74,7 @@ impl Coordinator {
             incoming,
             attempt: 0,
             outcome: Outcome::default(),
+            cause: None,
             signal: None,
             is_over: is_over.clone(),
             has_started: false,

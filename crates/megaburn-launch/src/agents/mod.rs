@@ -222,7 +222,8 @@ impl Agent {
             start.master_port,
             JobToken::secret(&start.token),
             start.launch.clone(),
-        );
+        )
+        .with_cause(start.cause.clone());
         self.started = Some((start.launch.clone(), start.attempt));
         let Attempt {
             mut outcome,

@@ -145,6 +145,9 @@ pub(crate) struct Start {
     pub(super) master_port: u16,
     pub(super) token: String,
     pub(super) launch: Launch,
+    /// Why the attempt before this one ended.
+    #[serde(default)]
+    pub(super) cause: Option<String>,
 }
 
 /// A connection that several threads write to.

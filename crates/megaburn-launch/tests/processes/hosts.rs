@@ -71,6 +71,8 @@ pub(crate) fn killed_rank() -> Result<(), Failed> {
         for text in ["rank 1 was killed by SIGKILL", "restart 1 of 3"] {
             assert!(has_line(&end.err, text), "{text}: {end:?}");
         }
+        let cause = "cause rank 1 was killed by SIGKILL on node 1 (host ";
+        assert!(has_line(&end.out, cause), "{end:?}");
     }
     run::assert_gone(&pids);
     Ok(())
@@ -86,6 +88,8 @@ pub(crate) fn lost_host() -> Result<(), Failed> {
     for text in ["node 1 (host", "runs the ranks of node 1"] {
         assert!(has_line(&end.err, text), "{text}: {end:?}");
     }
+    let cause = "cause rank 1 was lost with its host, node 1 (host ";
+    assert!(has_line(&end.out, cause), "{end:?}");
     assert_sum(&spare.end(LIMIT));
     run::assert_gone(&pids);
     Ok(())
@@ -140,7 +144,10 @@ pub(crate) fn coordinator_again() -> Result<(), Failed> {
     run::assert_gone(&pids[..1]);
     second.await_line("lost the launcher of node 0");
     assert_sum(&job.host("0", "again").end(LIMIT));
-    assert_sum(&second.end(LIMIT));
+    let end = second.end(LIMIT);
+    assert_sum(&end);
+    let cause = "cause the launcher of node 0 was lost";
+    assert!(has_line(&end.out, cause), "{end:?}");
     run::assert_gone(&pids);
     Ok(())
 }

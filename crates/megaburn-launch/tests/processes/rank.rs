@@ -57,6 +57,8 @@ pub(crate) fn run(mode: &[String]) -> i32 {
         "again" if std::env::var("TORCHELASTIC_RESTART_COUNT").unwrap() != "0" => {
             // Longer than a launcher waits for its ranks before it ends them.
             thread::sleep(Duration::from_millis(2500));
+            let cause = std::env::var("MEGABURN_RESTART_CAUSE").unwrap_or_default();
+            println!("cause {cause}");
             println!("sum {}", sum(&world, 1).unwrap());
         }
         // Node 1 fails, also if it runs the ranks of another node.

@@ -22,6 +22,7 @@ fn has_line(end: &End, text: &str) -> bool {
 pub(crate) fn succeeds() -> Result<(), Failed> {
     // Each attempt has its own token, and all have the same id.
     let script = "echo \"token $MEGABURN_JOB_TOKEN\"; echo \"id $MEGABURN_LAUNCH_ID\"; \
+        echo \"cause $TORCHELASTIC_RESTART_COUNT: ${MEGABURN_RESTART_CAUSE-none}\"; \
         [ $TORCHELASTIC_RESTART_COUNT -lt 2 ] && [ $RANK = 1 ] && kill -9 $$; \
         [ $TORCHELASTIC_RESTART_COUNT -lt 2 ] && sleep 60; exit 0";
     let end = launch("3", script).end(PROMISED);
@@ -39,6 +40,15 @@ pub(crate) fn succeeds() -> Result<(), Failed> {
         lines.collect::<std::collections::BTreeSet<_>>().len()
     };
     assert_eq!((different("token"), different("id")), (3, 1), "{end:?}");
+    // Each rank of each attempt knows why the attempt before it ended.
+    for (line, expected) in [
+        ("cause 0: none", 2),
+        ("cause 1: rank 1 was killed by SIGKILL", 2),
+        ("cause 2: rank 1 was killed by SIGKILL", 2),
+    ] {
+        let found = end.out.iter().filter(|found| *found == line).count();
+        assert_eq!(found, expected, "{line}: {end:?}");
+    }
     Ok(())
 }
 

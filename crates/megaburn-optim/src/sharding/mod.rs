@@ -246,6 +246,16 @@ impl Sharding {
         self.0.shares.as_ref()?.part(path)
     }
 
+    /// The part of a [sharded](Self::is_param_sharded) parameter that this rank keeps, after the range
+    /// of the flattened local parameter; `None` before it was stored.
+    ///
+    /// # Shapes
+    /// `[range.len()]`
+    pub fn kept_part(&self, path: &str) -> Option<(Range<usize>, Tensor<1>)> {
+        let part = self.part(path)?;
+        Some((self.0.kept.get(path)?.clone(), part))
+    }
+
     /// Takes this rank's shard of a bucket of sharded parameters; [`put_share`](Self::put_share)
     /// replaces it.
     pub(crate) fn take_share(&self, bucket: &Bucket) -> Option<Tensor<1>> {

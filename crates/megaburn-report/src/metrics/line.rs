@@ -11,7 +11,8 @@ pub(super) enum Line {
     Record(Box<MetricsRecord>),
     /// A start of the run with this id.
     Start { run_id: String },
-    /// A checkpoint of this step was saved or uploaded, or the statistics of its layers.
+    /// A checkpoint of this step was saved or uploaded, the statistics of its layers, or a rollback
+    /// after it.
     OfStep { step: u64 },
     /// Another JSON object: from a later version, or the user's own.
     Other,
@@ -22,12 +23,13 @@ pub(super) enum Line {
 }
 
 /// The prefixes of the lines that runs write.
-const OURS: [&[u8]; 5] = [
+const OURS: [&[u8]; 6] = [
     b"{\"step\":",
     b"{\"start\":",
     b"{\"checkpoint\":",
     b"{\"stored_checkpoint\":",
     b"{\"layer_statistics\":",
+    b"{\"rollback\":",
 ];
 
 impl Line {
@@ -46,7 +48,12 @@ impl Line {
             let record = MetricsRecord::from_value(value);
             return record.map_or(Self::Foreign, |record| Self::Record(Box::new(record)));
         }
-        let of_step = ["checkpoint", "stored_checkpoint", "layer_statistics"];
+        let of_step = [
+            "checkpoint",
+            "stored_checkpoint",
+            "layer_statistics",
+            "rollback",
+        ];
         let mut steps = of_step.iter().filter_map(|name| value.get(name));
         if let Some(step) = steps.next().and_then(Value::as_u64) {
             return Self::OfStep { step };
@@ -74,6 +81,7 @@ mod tests {
     #[case("{\"checkpoint\":7,\"seconds\":0.5}\n", Line::OfStep { step: 7 })]
     #[case("{\"stored_checkpoint\":7,\"url\":\"s3://b/a\"}\n", Line::OfStep { step: 7 })]
     #[case("{\"layer_statistics\":7,\"layers\":[]}\n", Line::OfStep { step: 7 })]
+    #[case("{\"rollback\":7,\"to_step\":4}\n", Line::OfStep { step: 7 })]
     #[case("{\"stored_ch", Line::Torn)]
     #[case("{\"checkpoint\":\"mine\"}\n", Line::Other)]
     #[case("{\"checkpo", Line::Torn)]

@@ -15,4 +15,7 @@ pub enum OnSpike {
     Skip,
     /// The run ends with exit code 3, with the weights of the step before.
     Stop,
+    /// The run reloads its last checkpoint, and all steps since count as skipped: their samples are
+    /// not read again. A custom loop skips the step.
+    Rollback,
 }

@@ -85,7 +85,9 @@ pub struct TrainingConfig {
     /// is due while another is being written waits for it. If one fails, a warning says so and
     /// training continues with the older one. Default: training waits until a checkpoint is on disk.
     pub async_save: bool,
-    /// Steps between comparisons of the weights that ranks hold copies of; 0 never compares.
+    /// Steps between comparisons of the weights, masters, moments and gradients that ranks hold copies
+    /// of; 0 never compares. The update after a comparison also finds weights, masters and moments
+    /// that a rank alone holds and that have changed since.
     pub check_replicas_interval: u64,
     /// Whether a step whose loss or gradient is not finite is computed again, from the same weights
     /// and samples, before the run ends (not in f16, where the loss scale falls instead). If it is
@@ -263,7 +265,7 @@ impl TrainingConfig {
             (
                 "spike_factor",
                 self.on_spike != OnSpike::None,
-                "with train.on_spike = \"skip\" or \"stop\"",
+                "with train.on_spike = \"skip\", \"stop\" or \"rollback\"",
             ),
             (
                 "mtp_loss_scaling_factor",

@@ -18,9 +18,11 @@ impl TrainError {
             self,
             Self::NonFinite { .. }
                 | Self::LossSpike { .. }
+                | Self::NoRollback { .. }
                 | Self::NonFiniteWeights { .. }
                 | Self::TooManySkippedSteps { .. }
                 | Self::ReplicasDiffer { .. }
+                | Self::StateChanged { .. }
         )
     }
 
@@ -46,9 +48,12 @@ impl TrainError {
             Self::Save { source, .. } if source.is_not_finite() => Exit::NonFinite,
             Self::NonFinite { .. }
             | Self::LossSpike { .. }
+            | Self::NoRollback { .. }
             | Self::NonFiniteWeights { .. }
             | Self::TooManySkippedSteps { .. } => Exit::NonFinite,
-            Self::ReplicasDiffer { .. } | Self::Disagrees { .. } => Exit::PeerLost,
+            Self::ReplicasDiffer { .. } | Self::StateChanged { .. } | Self::Disagrees { .. } => {
+                Exit::PeerLost
+            }
             Self::RanksUnderLauncher { .. }
             | Self::TooFewGpus { .. }
             | Self::NoGpuToShare

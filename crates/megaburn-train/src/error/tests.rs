@@ -1,7 +1,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::{diagnosis::NonFiniteOrigin, exit::Exit};
+use crate::{diagnosis::NonFiniteOrigin, exit::Exit, state_name::StateKind};
 
 #[rstest]
 #[case(
@@ -30,8 +30,36 @@ use crate::{diagnosis::NonFiniteOrigin, exit::Exit};
     Exit::NonFinite
 )]
 #[case(
-    TrainError::ReplicasDiffer { step: 7, param: "head.weight".into(), ranks: [1, 3] },
-    "after step 7 ranks 1 and 3 have different copies of `head.weight`: the memory or the hardware of one of them failed, or they run different builds; resume from a checkpoint",
+    TrainError::ReplicasDiffer {
+        step: 7,
+        tensor: StateName { kind: StateKind::Weight, param: "head.weight".into() },
+        ranks: [1, 3],
+        is_second_wrong: false,
+    },
+    "after step 7 ranks 1 and 3 have different copies of the weight of `head.weight`: the memory or \
+    the hardware of one of them failed, or they run different builds; resume from a checkpoint",
+    Exit::PeerLost
+)]
+#[case(
+    TrainError::ReplicasDiffer {
+        step: 7,
+        tensor: StateName { kind: StateKind::ExpAvg, param: "norm.gamma".into() },
+        ranks: [0, 2],
+        is_second_wrong: true,
+    },
+    "after step 7 ranks 0 and 2 have different copies of the exp_avg of `norm.gamma`: the memory or \
+    the hardware of rank 2, which differs from most copies, failed, or they run different builds; \
+    resume from a checkpoint",
+    Exit::PeerLost
+)]
+#[case(
+    TrainError::StateChanged {
+        step: 8,
+        rank: 3,
+        tensor: StateName { kind: StateKind::Master, param: "head.weight".into() },
+    },
+    "on rank 3 the master of `head.weight` is not what step 7 left, found at the update of step 8: \
+    the memory of rank 3 failed; resume from a checkpoint without that GPU or host",
     Exit::PeerLost
 )]
 #[case(

@@ -145,6 +145,7 @@ pub fn from_megatron(
         amaxes: SavedAmaxes::default(),
         fallbacks: Default::default(),
         losses: Vec::new(),
+        rollbacks: Vec::new(),
         eval_losses: BTreeMap::new(),
         imported: Some(ImportedFrom::Megatron),
     };

@@ -15,6 +15,12 @@ pub(super) struct StartMetrics {
     pub(super) layout: String,
     /// The step after which the run continues; 0 at its beginning.
     pub(super) from_step: u64,
+    /// With `megaburn launch --restarts`, the number of the restart that this start is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) restart: Option<usize>,
+    /// Why the launcher started the ranks again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cause: Option<String>,
     /// The keys that differ from the run's previous record.
     pub(super) changes: Vec<Change>,
 }

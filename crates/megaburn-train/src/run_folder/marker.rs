@@ -53,10 +53,14 @@ impl Marker {
             run_id,
             created: now(),
             set_aside: Vec::new(),
-            start: Launched::from_env().map(|Launched { launch, attempt }| Start {
-                launch: launch.id,
-                attempt,
-            }),
+            start: Launched::from_env().map(
+                |Launched {
+                     launch, attempt, ..
+                 }| Start {
+                    launch: launch.id,
+                    attempt,
+                },
+            ),
         })
     }
 

@@ -18,7 +18,7 @@ use crate::{
     start::settle,
     stored_checkpoints::StoredCheckpoints,
     trainer::Conversions,
-    trainer_core::{Progress, Record, difference},
+    trainer_core::{Progress, Record, Rollback, difference},
 };
 
 /// The state in addition to the tensors that a run needs to continue as if uninterrupted.
@@ -33,6 +33,9 @@ struct TaskState {
     /// With `train.on_spike`, the losses of the last updates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     losses: Vec<f64>,
+    /// With `train.on_spike = "rollback"`, the rollbacks so far.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    rollbacks: Vec<Rollback>,
     /// The validation losses so far, at each step, for `train.keep_best_checkpoints`.
     eval_losses: BTreeMap<u64, f64>,
 }
@@ -48,6 +51,7 @@ impl<T: TrainTask> ModelTrainer<T> {
             loss_scaler: core.loss_scaler,
             optimizer: core.optimizer.name().to_string(),
             losses: core.losses.losses().collect(),
+            rollbacks: core.rollbacks.clone(),
             eval_losses: core.eval_losses.clone(),
         };
         Record {
@@ -104,9 +108,11 @@ impl<T: TrainTask> ModelTrainer<T> {
             loss_scaler,
             eval_losses,
             losses,
+            rollbacks,
             ..
         } = saved;
         self.core.losses = LossWindow::of(losses);
+        self.core.rollbacks = rollbacks;
         self.core.load(
             &checkpoint,
             progress,

@@ -220,22 +220,23 @@ impl Trainer {
         ahead.request(steps);
     }
 
-    /// Compares the copies of parameters that several ranks hold:
+    /// Compares the copies of weights, masters, moments and the last step's gradients that several
+    /// ranks hold:
     ///
     /// - data-parallel replicas: all parameters except experts, whose copies are along EDP;
     /// - tensor-parallel ranks: norms, biases and replicated heads;
     /// - the stages of a pipeline: a tied embedding, and relative biases.
     ///
-    /// All copies get the same updates and stay bit-identical, unless hardware fails. For bf16 and
-    /// f16 parameters the masters are compared, if ranks hold copies of those. Sharded parameters
-    /// are not compared.
+    /// All copies get the same updates and stay bit-identical, unless hardware fails. Of what ZeRO
+    /// shards, tensor-parallel ranks have copies, and so have ranks of other
+    /// `parallel.zero_ranks` groups. After a step that was skipped, gradients are not compared.
     ///
-    /// Source: Megatron-LM `--check-weight-hash-across-dp-replicas-interval`.
+    /// Source: Megatron-LM `--check-weight-hash-across-dp-replicas-interval`, which compares weights.
     ///
     /// # Errors
-    /// Two ranks differ (the error names the parameter), or a device cannot be read.
+    /// Two ranks differ (the error names the tensor), or a device cannot be read.
     /// # Collective
-    /// All ranks; a hash of each range of each parameter goes to rank 0.
+    /// All ranks; a hash of each range of each tensor goes to rank 0.
     pub fn check_replicas(&self) -> Result<(), TrainError> {
         self.core.check_replicas()
     }

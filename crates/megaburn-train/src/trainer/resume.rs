@@ -125,6 +125,7 @@ impl Trainer {
             fallbacks,
             eval_losses,
             losses,
+            rollbacks,
             imported,
             ..
         } = read_state(checkpoint)?;
@@ -135,6 +136,7 @@ impl Trainer {
         let amaxes = self.resume_amaxes(amaxes)?;
         self.imported = imported;
         self.core.losses = LossWindow::of(losses);
+        self.core.rollbacks = rollbacks;
         if self.core.groups.is_main() {
             self.core.eval_losses = eval_losses;
         }

@@ -9,7 +9,7 @@ use crate::{
     data::BlendRecord,
     error::TrainError,
     trainer::{Trainer, amax_histories::SavedAmaxes, precision_fallback::Fallbacks},
-    trainer_core::{Progress, Record},
+    trainer_core::{Progress, Record, Rollback},
 };
 
 /// The state in addition to the tensors that a run needs to continue as if uninterrupted. Learning
@@ -53,6 +53,9 @@ pub(crate) struct TrainerState {
     /// With `train.on_spike`, the losses of the last updates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) losses: Vec<f64>,
+    /// With `train.on_spike = "rollback"`, the rollbacks so far.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) rollbacks: Vec<Rollback>,
     /// The validation losses so far, at each step, for `train.keep_best_checkpoints`.
     #[serde(default)]
     pub(crate) eval_losses: BTreeMap<u64, f64>,
@@ -170,6 +173,7 @@ impl Trainer {
             amaxes: self.amax_histories.saved(),
             fallbacks: self.precision.fallbacks.clone(),
             losses: self.core.losses.losses().collect(),
+            rollbacks: self.core.rollbacks.clone(),
             eval_losses: self.core.eval_losses.clone(),
             imported: self.imported,
         }

@@ -34,6 +34,7 @@ impl<M: Module> TrainerCore<M> {
     /// save; the host does not.
     pub(crate) fn take_model(&mut self) -> M {
         self.copies_in_flight.clear();
+        self.unchanged.forget();
         self.model
             .take()
             .expect("the model is absent only during an update")

@@ -18,6 +18,7 @@ mod place;
 mod progress;
 mod reduced;
 mod replicas;
+mod rollback;
 mod save;
 mod schedules;
 mod spikes;
@@ -57,6 +58,8 @@ pub(crate) use load::difference;
 pub(crate) use origin::with_diagnosis;
 pub use progress::Progress;
 pub(crate) use reduced::{sum_over, sums_over, world_max};
+pub(crate) use replicas::Unchanged;
+pub(crate) use rollback::{Rollback, Spike};
 pub(crate) use save::Record;
 pub(crate) use schedules::{Schedules, StepRates};
 pub(crate) use step::Outcome;
@@ -87,6 +90,10 @@ pub(crate) struct TrainerCore<M> {
     pub(crate) losses: LossWindow,
     /// The loss above which this step is a spike.
     spike_bound: Option<f64>,
+    /// The last step, if its loss was a spike.
+    pub(crate) spike: Option<Spike>,
+    /// The rollbacks of the run so far, with `train.on_spike = "rollback"`.
+    pub(crate) rollbacks: Vec<Rollback>,
     /// The losses of this rank's micro-batches in the last step, still on the device.
     pub(crate) own_losses: Option<Tensor<1>>,
     /// The run folder that checkpoints are saved to, if the run has taken it.
@@ -101,6 +108,7 @@ pub(crate) struct TrainerCore<M> {
     /// The thread that removes what `--fresh` set aside, on rank 0 once there is a checkpoint.
     discarding: RefCell<Option<Background<()>>>,
     pub(crate) first_times: FirstTimes,
+    unchanged: Unchanged,
     /// Records the parts of steps while a profile is taken.
     pub(crate) spans: Spans,
     /// Counts activations in a step whose statistics are logged.
@@ -152,6 +160,8 @@ impl<M: Module> TrainerCore<M> {
             progress: Progress::default(),
             losses: LossWindow::default(),
             spike_bound: None,
+            spike: None,
+            rollbacks: Vec::new(),
             own_losses: None,
             enqueued: Duration::ZERO,
             run: None,
@@ -160,6 +170,7 @@ impl<M: Module> TrainerCore<M> {
             copies_in_flight: Vec::new(),
             discarding: RefCell::new(None),
             first_times: FirstTimes::default(),
+            unchanged: Unchanged::default(),
             spans: Spans::default(),
             block_statistics: None,
             layer_statistics: None,

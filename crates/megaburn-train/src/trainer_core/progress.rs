@@ -23,6 +23,18 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// The progress of a run that continues with the weights of this one, after the samples of
+    /// `reached`: the steps in between are skipped.
+    pub(crate) fn skipping_to(self, reached: Self) -> Self {
+        let steps = reached.step - self.step;
+        let samples = reached.consumed_samples - self.consumed_samples;
+        Self {
+            skipped_steps: self.skipped_steps + steps,
+            skipped_samples: self.skipped_samples + samples,
+            ..reached
+        }
+    }
+
     /// Advances by a step over `samples` samples, of whose tokens `tokens` count in the loss.
     pub(crate) fn advance(&mut self, samples: u64, tokens: u64, is_update: bool) {
         let before = if self.step == 0 {
@@ -43,6 +55,23 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_after_a_checkpoint_that_is_reloaded_are_skipped() {
+        let mut run = Progress::default();
+        run.advance(8, 100, false);
+        run.advance(8, 100, true);
+        let saved = run;
+        for is_update in [true, false, true] {
+            run.advance(8, 100, is_update);
+        }
+        let on = saved.skipping_to(run);
+        assert_eq!((on.step, on.consumed_samples), (5, 40));
+        assert_eq!((on.skipped_steps, on.skipped_samples), (4, 32));
+        assert_eq!(on.consumed_tokens, Some(500));
+        // The updates are those of the checkpoint.
+        assert_eq!(on.step - on.skipped_steps, saved.step - saved.skipped_steps);
+    }
 
     #[test]
     fn tokens_are_counted_from_the_first_step_or_not_at_all() {

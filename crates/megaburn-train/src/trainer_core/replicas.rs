@@ -1,176 +1,123 @@
+//! Compares what several ranks hold, and what a rank holds between two updates.
+
+mod hashes;
+#[cfg(test)]
+mod tests;
+mod unchanged;
+
 use std::collections::BTreeMap;
 
 use burn::module::Module;
 use megaburn_collective::objects;
-use megaburn_mesh::ShardSpec;
-use megaburn_parallel::lazy_params;
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
     error::TrainError,
-    trainer_core::{TrainerCore, first_times::Work, held_tensors::to_host},
+    state_name::StateName,
+    trainer_core::{TrainerCore, first_times::Work},
 };
+use hashes::RangeHash;
+pub(crate) use unchanged::Unchanged;
 
-/// A range of a parameter that a rank holds, and the hash of its values.
-#[derive(Debug, Serialize, Deserialize)]
-struct ParamHash {
-    param: String,
-    start: usize,
-    end: usize,
-    hash: u64,
-}
-
-/// A parameter of which two ranks hold different copies.
-#[derive(Debug, Serialize, Deserialize)]
+/// Two ranks that hold different copies of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Difference {
-    param: String,
     ranks: [usize; 2],
+    /// The position of the range among those of the second rank.
+    position: usize,
+    /// Whether more than half of all copies are those of the first rank.
+    is_second_wrong: bool,
 }
 
 impl<M: Module> TrainerCore<M> {
-    /// Compares the copies of parameters that several ranks hold; see
+    /// Compares what several ranks hold copies of; see
     /// [`Trainer::check_replicas`](crate::Trainer::check_replicas).
     ///
     /// # Errors
-    /// Two ranks differ (the error names the parameter), or a device cannot be read.
+    /// Two ranks differ (the error names the tensor), or a device cannot be read.
     /// # Collective
-    /// All ranks; a hash of each range of each parameter goes to rank 0.
+    /// All ranks; a hash of each range of each tensor goes to rank 0.
     pub(crate) fn check_replicas(&self) -> Result<(), TrainError> {
+        self.compared_state().map(drop)
+    }
+
+    /// As [`check_replicas`](Self::check_replicas). In addition, the next update compares what this
+    /// rank holds, apart from weights that it gathers from other ranks, with what it holds now.
+    ///
+    /// # Errors
+    /// As [`check_replicas`](Self::check_replicas).
+    /// # Collective
+    /// As [`check_replicas`](Self::check_replicas).
+    pub(crate) fn check_state(&mut self) -> Result<(), TrainError> {
+        let state = self.compared_state()?;
+        self.remember(state);
+        Ok(())
+    }
+
+    /// The hashes of this rank's state, after all ranks have compared theirs and those of gradients.
+    fn compared_state(&self) -> Result<Vec<RangeHash>, TrainError> {
         let _compiling = self.first_times.begin(Work::Replicas, &self.groups.world);
-        let mut mine = Vec::new();
-        let params = lazy_params(self.model()).into_iter();
-        for param in params.filter(|param| !self.sharding.is_param_sharded(&param.path)) {
-            let path = param.path.clone();
-            // Shards of masters have no copies.
-            let is_whole = self.sharding.num_shares(&path) == 1;
-            let value = param.flat();
-            let master = || self.optimizer.master(&path, || value.clone());
-            let master = is_whole.then(master).flatten();
-            let data = to_host(master.unwrap_or(value));
-            let data = data.map_err(|why| TrainError::Device { why })?;
-            let shard = &self.plan.get(&path).expect("the plan was validated").shard;
-            mine.extend(held(&path, shard, data.as_bytes()));
+        let mut mine = self.state_hashes(true)?;
+        let num_states = mine.len();
+        // Gradients that are not finite may have other bits, and they changed nothing.
+        if self.consecutive_skips == 0 {
+            mine.extend(self.gradient_hashes()?);
         }
+        self.compare(&mine)?;
+        mine.truncate(num_states);
+        Ok(mine)
+    }
+
+    fn compare(&self, mine: &[RangeHash]) -> Result<(), TrainError> {
         let world = &self.groups.world;
-        let first = first_difference(objects::gather(world, &mine)?);
-        match objects::broadcast(world, &first)? {
-            Some(Difference { param, ranks }) => {
-                let step = self.progress.step;
-                Err(TrainError::ReplicasDiffer { step, param, ranks })
-            }
-            None => Ok(()),
-        }
+        let sent: Vec<(u64, u64)> = mine.iter().map(|range| (range.place, range.hash)).collect();
+        let first = first_difference(&objects::gather(world, &sent)?);
+        let Some(difference) = objects::broadcast(world, &first)? else {
+            return Ok(());
+        };
+        // Rank 0 may have no part of the parameter, so the rank that differs names it.
+        let [_, second] = difference.ranks;
+        let name = (world.rank() == second).then(|| mine[difference.position].name.clone());
+        let name = objects::gather(world, &name)?.into_iter().flatten().next();
+        let name: Option<StateName> = objects::broadcast(world, &name)?;
+        Err(TrainError::ReplicasDiffer {
+            step: self.progress.step,
+            tensor: name.expect("the second rank has named it"),
+            ranks: difference.ranks,
+            is_second_wrong: difference.is_second_wrong,
+        })
     }
 }
 
-fn held(path: &str, shard: &ShardSpec, bytes: &[u8]) -> Vec<ParamHash> {
-    let elements: usize = shard.local_shape().iter().product();
-    let size = bytes.len() / elements.max(1);
-    let piece = |piece: &megaburn_mesh::ShardPiece| {
-        let mut hash = Xxh3Default::new();
-        shard.for_each_run(piece, |local, _, len| {
-            hash.update(&bytes[local * size..(local + len) * size]);
-        });
-        let start = piece.global.start;
-        let end = piece.global.end;
-        ParamHash {
-            param: path.to_string(),
-            start,
-            end,
-            hash: hash.digest(),
+/// The first range, in the order of a rank, of which ranks have different copies. Pairs are a place
+/// and a hash. The first of the two ranks has the copy that most ranks have.
+fn first_difference(all: &[Vec<(u64, u64)>]) -> Option<Difference> {
+    let mut copies: BTreeMap<u64, Vec<(usize, usize, u64)>> = BTreeMap::new();
+    for (rank, held) in all.iter().enumerate() {
+        for (position, (place, hash)) in held.iter().enumerate() {
+            copies
+                .entry(*place)
+                .or_default()
+                .push((rank, position, *hash));
         }
-    };
-    shard.pieces.iter().map(piece).collect()
+    }
+    let differences = copies.values().filter_map(|copies| difference_of(copies));
+    differences.min_by_key(|difference| (difference.position, difference.ranks))
 }
 
-/// The first range, in the model's order, in which a rank differs from the lowest rank that holds
-/// it.
-fn first_difference(all: Vec<Vec<ParamHash>>) -> Option<Difference> {
-    let mut first = BTreeMap::new();
-    let mut found = None;
-    for (rank, held) in all.into_iter().enumerate() {
-        for (
-            place,
-            ParamHash {
-                param,
-                start,
-                end,
-                hash,
-            },
-        ) in held.into_iter().enumerate()
-        {
-            let (other, expected) = *first
-                .entry((param.clone(), start, end))
-                .or_insert((rank, hash));
-            let is_first = found.as_ref().is_none_or(|(at, _)| place < *at);
-            if hash != expected && is_first {
-                found = Some((
-                    place,
-                    Difference {
-                        param,
-                        ranks: [other, rank],
-                    },
-                ));
-            }
-        }
+/// The difference between copies, given as rank, position and hash in the order of ranks.
+fn difference_of(copies: &[(usize, usize, u64)]) -> Option<Difference> {
+    let num = |hash: u64| copies.iter().filter(|copy| copy.2 == hash).count();
+    let (_, _, first_hash) = copies.first()?;
+    if num(*first_hash) == copies.len() {
+        return None;
     }
-    found.map(|(_, difference)| difference)
-}
-
-#[cfg(test)]
-mod tests {
-    use rstest::rstest;
-
-    use crate::trainer::testing::{poison, trainers};
-
-    #[rstest]
-    // Data-parallel copies; a norm, which tensor-parallel ranks hold too; keys and values, with
-    // fewer heads than ranks.
-    #[case("dp3", 2, "blocks.1.mlp.down.weight", [0, 2])]
-    #[case("tp2-dp2", 3, "blocks.1.attention.output.weight", [1, 3])]
-    #[case("tp2", 1, "blocks.0.mlp_norm.gamma", [0, 1])]
-    #[case("tp4", 3, "blocks.1.attention.qkv.weight", [2, 3])]
-    #[case("pp2-dp2", 3, "blocks.1.mlp.down.weight", [2, 3])]
-    #[case("cp2", 1, "blocks.0.mlp_norm.gamma", [0, 1])]
-    // The matrix with which the model begins and ends.
-    #[case("pp2-dp2", 2, "embedding.weight", [0, 2])]
-    fn a_copy_that_differs_is_found(
-        #[case] layout: &str,
-        #[case] rank: usize,
-        #[case] param: &str,
-        #[case] ranks: [usize; 2],
-        #[values("parallel.zero=0", "parallel.zero=1")] zero: &str,
-    ) {
-        // The poisoned element is the last one, so it must not be padding.
-        let errors = trainers(&[zero, "model.vocab=384"], layout, |mut trainer| {
-            trainer.step()?;
-            trainer.check_replicas()?;
-            if trainer.core.groups.world.rank() == rank {
-                poison(&mut trainer, param, 0.5);
-            }
-            Ok(trainer.check_replicas().unwrap_err().to_string())
-        });
-        let [a, b] = ranks;
-        let text = format!("after step 1 ranks {a} and {b} have different copies of `{param}`");
-        for error in errors {
-            assert!(error.starts_with(&text), "{error}");
-        }
-    }
-    #[rstest]
-    fn shares_of_masters_are_no_copies(
-        #[values("dp2", "tp2-dp3")] layout: &str,
-        #[values(
-            "parallel.zero=0",
-            "parallel.zero=1",
-            "parallel.zero=2",
-            "parallel.zero=3"
-        )]
-        zero: &str,
-    ) {
-        trainers(&[zero, "train.dtype=bf16"], layout, |mut trainer| {
-            trainer.step()?;
-            trainer.check_replicas()
-        });
-    }
+    let most = copies.iter().find(|copy| 2 * num(copy.2) > copies.len());
+    let (first, _, hash) = most.or(copies.first())?;
+    let (second, position, _) = copies.iter().find(|copy| copy.2 != *hash)?;
+    Some(Difference {
+        ranks: [*first, *second],
+        position: *position,
+        is_second_wrong: most.is_some(),
+    })
 }

@@ -13,7 +13,9 @@ impl<M: Module> TrainerCore<M> {
         let train = &self.config.train;
         self.spike_bound = match train.on_spike {
             OnSpike::None => None,
-            OnSpike::Skip | OnSpike::Stop => self.losses.bound(train.spike_factor),
+            OnSpike::Skip | OnSpike::Stop | OnSpike::Rollback => {
+                self.losses.bound(train.spike_factor)
+            }
         };
         if let Some(bound) = self.spike_bound {
             self.grads

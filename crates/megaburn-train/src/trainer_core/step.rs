@@ -5,7 +5,7 @@ use std::time::Duration;
 use burn::{module::Module, tensor::Gradients};
 use megaburn_optim::{DeviceScalar, GradNorm, LossScaler, OptimError};
 
-use super::{TrainerCore, reduced::world_max, schedules::StepRates};
+use super::{Spike, TrainerCore, reduced::world_max, schedules::StepRates};
 use crate::{
     config::{OnSpike, OptimizerConfig},
     diagnosis::Diagnosis,
@@ -110,13 +110,14 @@ impl<M: Module> TrainerCore<M> {
         }
     }
 
-    /// Updates the weights.
+    /// Updates the weights, after a comparison of this rank's state if one is due.
     ///
     /// # Errors
-    /// A failed collective.
+    /// A failed collective or device.
     /// # Collective
     /// The ranks that share optimizer state.
     pub(crate) fn update_weights(&mut self, rates: &StepRates) -> Result<(), TrainError> {
+        self.find_changed()?;
         let model = self.take_model();
         self.model = Some(
             self.optimizer
@@ -182,7 +183,8 @@ impl<M: Module> TrainerCore<M> {
     /// else.
     ///
     /// # Errors
-    /// A rank updates its weights and another does not.
+    /// A rank updates its weights and another does not, or the state of a rank has changed since the
+    /// last update.
     /// # Collective
     /// All ranks; a few numbers.
     pub(crate) fn check_ranks_agree(
@@ -194,8 +196,12 @@ impl<M: Module> TrainerCore<M> {
         let seconds = elapsed.as_secs_f64();
         let memory = used_bytes(&self.device) as f64;
         let loss = Some(outcome.loss).filter(|_| outcome.is_finite());
-        let own = [seconds, memory, bad, loss.unwrap_or(f64::INFINITY)];
+        let changed = f64::from(u8::from(self.has_changed()));
+        let own = [seconds, memory, bad, loss.unwrap_or(f64::INFINITY), changed];
         let largest = world_max(&self.groups, &own)?;
+        if largest[4] > 0.0 {
+            self.check_unchanged()?;
+        }
         if largest[2] > bad {
             let rank = self.groups.world.rank();
             let step = self.progress.step + 1;
@@ -226,11 +232,13 @@ impl<M: Module> TrainerCore<M> {
             is_spike,
         } = outcome;
         let step = self.progress.step + 1;
+        let bound = self.spike_bound.unwrap_or_default();
+        let is_finite = outcome.is_finite();
+        self.spike = (is_spike && is_finite).then_some(Spike { step, loss, bound });
         if is_spike && self.config.train.on_spike == OnSpike::Stop {
-            let bound = self.spike_bound.unwrap_or_default();
             return Err(TrainError::LossSpike { step, loss, bound });
         }
-        if !outcome.is_finite() && self.loss_scaler.is_none() {
+        if !is_finite && self.loss_scaler.is_none() {
             let diagnosis = Diagnosis::None;
             return Err(TrainError::NonFinite {
                 step,
@@ -262,7 +270,7 @@ impl<M: Module> TrainerCore<M> {
             });
         }
         if let Some(scaler) = &mut self.loss_scaler {
-            scaler.update(!outcome.is_finite());
+            scaler.update(!is_finite);
         }
         self.add_loss(outcome);
         self.progress.advance(samples, tokens, is_update);

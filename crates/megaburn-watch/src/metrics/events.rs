@@ -87,10 +87,16 @@ impl Events {
                     format!("start {start} after step {from}, layout {}", text("layout")),
                 ),
             };
+            let cause = line.get("cause").and_then(Value::as_str);
+            let restart = number("restart").map(|restart| match cause {
+                Some(cause) => format!("restart {restart}: {cause}"),
+                None => format!("restart {restart}"),
+            });
             let changes = line.get("changes").and_then(Value::as_array);
             let changes = changes.into_iter().flatten().map(change);
             let what = [what]
                 .into_iter()
+                .chain(restart)
                 .chain(changes)
                 .collect::<Vec<_>>()
                 .join("; ");
@@ -105,6 +111,9 @@ impl Events {
                 cost(line)
             );
             self.push(stored, sums, "upload", what, time);
+        } else if let (Some(spike), Some(to)) = (number("rollback"), number("to_step")) {
+            let what = format!("rolled back to step {to} after the spike of step {spike}");
+            self.push(spike, sums, "rollback", what, time);
         } else {
             let kind = match text("event") {
                 "spike" => "spike",
@@ -161,9 +170,12 @@ mod tests {
         let lines = [
             json!({"start": 1, "run_id": "1f", "time": "T", "layout": "tp2", "from_step": 0, "changes": []}),
             json!({"start": 2, "layout": "tp1", "from_step": 5, "changes": [{"key": "a.b", "old": "1", "new": "2"}]}),
+            json!({"start": 3, "layout": "tp1", "from_step": 6, "restart": 1,
+                "cause": "rank 3 was killed by SIGKILL", "changes": []}),
             json!({"checkpoint": 7, "seconds": 0.25, "waited_seconds": 0.0, "bytes": 1 << 21}),
             json!({"stored_checkpoint": 7, "url": "s3://b/a"}),
             json!({"event": "spike", "step": 8}),
+            json!({"rollback": 8, "to_step": 4, "samples": [32, 64]}),
             json!({"mine": "…".repeat(400)}),
         ];
         let mut events = Events::default();
@@ -176,10 +188,15 @@ mod tests {
             .map(|event| (event.kind, event.step, event.text.as_str()))
             .collect();
         assert_eq!(
-            found[..5],
+            found[..7],
             [
                 ("start", 0, "start 1, layout tp2"),
                 ("resume", 5, "start 2 after step 5, layout tp1; a.b: 1 → 2"),
+                (
+                    "resume",
+                    6,
+                    "start 3 after step 6, layout tp1; restart 1: rank 3 was killed by SIGKILL"
+                ),
                 (
                     "checkpoint",
                     7,
@@ -187,10 +204,15 @@ mod tests {
                 ),
                 ("upload", 7, "checkpoint of step 7 uploaded to s3://b/a"),
                 ("spike", 8, r#"{"event":"spike","step":8}"#),
+                (
+                    "rollback",
+                    8,
+                    "rolled back to step 4 after the spike of step 8"
+                ),
             ]
         );
         assert_eq!(
-            (found[5].0, found[5].1, found[5].2.chars().count()),
+            (found[7].0, found[7].1, found[7].2.chars().count()),
             ("note", 9, LONGEST + 1)
         );
         assert_eq!(kept[0].time.as_deref(), Some("T"));

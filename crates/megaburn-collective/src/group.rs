@@ -174,7 +174,7 @@ impl Group {
         }
         if let Some(outside) = members
             .iter()
-            .find(|member| !self.0.members.contains(member))
+            .find(|member| self.0.members.binary_search(member).is_err())
         {
             return Err(bad(&format!(
                 "rank {outside} is not a member of group {}",

@@ -145,7 +145,8 @@ mod tests {
             objects::broadcast(&world, &"text".to_string()).unwrap(),
             "text"
         );
-        assert_eq!(objects::gather(&tp, &7).unwrap(), [7; 4]);
+        let pair = world.subgroup("pair", &[5, 6]).unwrap();
+        assert_eq!(objects::gather(&pair, &7).unwrap(), [7; 2]);
         let groups = world.rehearsed_groups();
         assert_eq!(groups["tp"], [4, 5, 6, 7]);
         assert_eq!(groups["world"].len(), 16384);

@@ -14,12 +14,12 @@ use rstest::rstest;
 
 use super::{config, plan, root};
 
-/// Llama-3-405B with its heads, layers and layout, and narrow layers.
+/// Llama-3-405B with its heads and layout, fewer layers and narrow matrices.
 const NARROW: &str = "
 [model]
 hidden = 128
 ffn = 256
-layers = 126
+layers = 32
 heads = 128
 head_dim = 2
 kv_heads = 8
@@ -84,20 +84,21 @@ fn ranks_of_a_large_world_send_what_is_planned() {
 #[case(
     "llama-3.1-405b-512xh100",
     "tp8-pp16-dp128-sp",
-    "train.global_batch=2048"
+    "train.global_batch=2048 model.layers=32"
 )]
 #[case(
     "llama-3.1-405b-512xh100",
     "tp8-cp2-pp9-dp8-sp",
-    "parallel.schedule=\"interleaved\" parallel.chunks=2 parallel.zero=2"
+    "parallel.schedule=\"interleaved\" parallel.chunks=2 parallel.zero=2 model.layers=36"
 )]
 #[case(
     "deepseek-v3-256xh200",
-    "tp2-pp8-dp256-ep64-sp",
-    "parallel.schedule=\"zb-h1\" train.global_batch=2048"
+    "tp2-pp4-dp512-ep64-sp",
+    "parallel.schedule=\"zb-h1\" train.global_batch=2048 model.layers=12 \
+    parallel.pipeline_layout=Et*3|t*3|t*3|t*3L model.experts.layer_freq=([0]*3+[1]*9)"
 )]
 #[case("mixtral-8x7b-16xh100", "tp4-cp2-dp64-ep8-sp", "parallel.zero=3")]
-#[case("gpt-3-175b-128xh100", "tp8-pp8-dp64-sp", "")]
+#[case("gpt-3-175b-128xh100", "tp8-pp8-dp64-sp", "model.layers=16")]
 fn ranks_of_a_large_world_agree(#[case] recipe: &str, #[case] layout: &str, #[case] sets: &str) {
     let file = root().join(format!("configs/recipes/{recipe}.toml"));
     let layers = ConfigLayers::new().with_file(file);

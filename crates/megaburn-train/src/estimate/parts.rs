@@ -236,8 +236,8 @@ mod tests {
     #[case("tp2-pp2-sp", &[])]
     #[case("pp2", &["model.tied=false", "parallel.schedule=zb-v"])]
     #[case("pp2-dp2", &["model.family=gpt2"])]
-    #[case("tp2-dp2-ep4", &["model.family=mixtral", "model.experts.num=4"])]
-    #[case("tp2-dp2-ep2-etp2", &["model.family=mixtral", "model.experts.num=4"])]
+    #[case("tp2-dp2-ep4-sp", &["model.family=mixtral", "model.experts.num=4"])]
+    #[case("tp2-dp2-ep2-etp2-sp", &["model.family=mixtral", "model.experts.num=4"])]
     #[case("pp4-dp2-ep2", &[
         "model.family=mixtral",
         "model.experts.num=4",

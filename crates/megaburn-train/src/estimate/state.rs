@@ -4,10 +4,7 @@ use megaburn_mesh::{Axis, Layout, ParamSpec};
 use megaburn_optim::StateDtype;
 
 use super::MemoryEstimate;
-use crate::{
-    config::{Dtype, OptimizerName, TrainConfig},
-    error::TrainError,
-};
+use crate::config::{Dtype, OptimizerName, TrainConfig};
 
 /// The local part of a parameter on a rank, before ZeRO shards it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

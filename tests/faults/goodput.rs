@@ -1,7 +1,7 @@
 //! How much of its time a run trains while faults end it every two minutes.
 
 use std::{
-    fs, thread,
+    env, fs, thread,
     time::{Duration, Instant},
 };
 
@@ -29,9 +29,9 @@ const FAULTS: [Fault; 5] = [
     Fault::KillHost,
 ];
 
-/// Trains for some seconds with a fault every two minutes, next to the same run without faults, and
-/// returns a table. The goodput is the ratio of the steps that both have done.
-pub(crate) fn measure(seconds: u64, seed: u64) -> Result<String, String> {
+/// Trains for some seconds with a fault every two minutes, next to the same run without faults. The
+/// goodput is the ratio of the steps that both have done.
+pub(crate) fn measure(seconds: u64, seed: u64) -> Result<(), String> {
     let case = |number| {
         let mut case = Case::new("goodput", seed, number);
         case.layout = JOB.layout;
@@ -71,9 +71,9 @@ pub(crate) fn measure(seconds: u64, seed: u64) -> Result<String, String> {
         done.starts - begun[0].starts,
         possible.step
     );
+    report(&text)?;
     run.finish()?;
-    undisturbed.finish()?;
-    Ok(text)
+    undisturbed.finish()
 }
 
 fn sleep_until(from: Instant, seconds: u64) {
@@ -81,11 +81,10 @@ fn sleep_until(from: Instant, seconds: u64) {
     thread::sleep(until.saturating_sub(from.elapsed()));
 }
 
-/// Measures for the number of seconds that `MEGABURN_GOODPUT_SECONDS` has.
-pub(crate) fn main(seconds: u64, seed: u64) -> Result<(), String> {
-    let text = measure(seconds, seed)?;
+/// Prints the table, and writes it into the file that `MEGABURN_FAULT_REPORT` names.
+fn report(text: &str) -> Result<(), String> {
     println!("{text}");
-    match std::env::var_os("MEGABURN_FAULT_REPORT") {
+    match env::var_os("MEGABURN_FAULT_REPORT") {
         Some(path) => fs::write(path, text).map_err(|error| error.to_string()),
         None => Ok(()),
     }

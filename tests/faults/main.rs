@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     let cases = number("MEGABURN_FAULT_CASES").unwrap_or(CASES);
     let seed = number("MEGABURN_FAULT_SEED").unwrap_or(SEED);
     if let Some(seconds) = number("MEGABURN_GOODPUT_SECONDS") {
-        let measured = goodput::main(seconds, seed);
+        let measured = goodput::measure(seconds, seed);
         return match measured {
             Ok(()) => ExitCode::SUCCESS,
             Err(what) => {

@@ -43,7 +43,10 @@ impl Network {
             ip(&format!("-n {name} address add {address}/24 dev eth0"))?;
             ip(&format!("-n {name} link set eth0 up"))?;
         }
-        Ok(())
+        // Not every kernel can limit a rate, or lets programs run in a namespace.
+        ip(&format!("netns exec {} true", self.host(0)))?;
+        self.set_limit(0, Some(200))?;
+        self.set_limit(0, None)
     }
 
     fn switch(&self) -> String {

@@ -122,6 +122,11 @@ impl<'a> Restarted<'a> {
         world_size(self.job.layout)
     }
 
+    /// A rank that computes the loss: one of the last stage.
+    pub(crate) fn last_rank(&self) -> usize {
+        self.num_ranks() - 1
+    }
+
     /// Whether ranks of a tensor-parallel group compute the same loss.
     pub(crate) fn has_tensor_parallel(&self) -> bool {
         self.job.layout.contains("tp")
@@ -300,9 +305,12 @@ impl<'a> Restarted<'a> {
             }
         }
         let case = Case::new("reference", 0, 0);
-        let mut command = megaburn(train_args(&case, self.job.layout, 2 * steps));
+        let mut args = train_args(&case, self.job.layout, steps);
+        args.extend(["--set", "train.checkpoint_interval=0"].map(String::from));
+        let mut command = megaburn(args);
         command.env("FAULT_FOLDER", case.path("faults"));
-        case.start(command).wait(5 * PATIENCE)?.expect(&[0])?;
+        let limit = PATIENCE + Duration::from_millis(200 * steps);
+        case.start(command).wait(limit)?.expect(&[0])?;
         let numbers = check::numbers(&case.run())?;
         known.insert(self.job.layout, numbers.clone());
         Ok(numbers)

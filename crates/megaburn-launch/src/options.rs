@@ -8,6 +8,7 @@ use crate::{error::LaunchError, restart::RestartPolicy};
 
 /// The command to start, how many ranks, and how to supervise them.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct LaunchOptions {
     /// The number of ranks on this host.
     pub nproc: usize,

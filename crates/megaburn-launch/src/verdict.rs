@@ -9,6 +9,7 @@ use crate::{EXIT_PEER_FAILED, child};
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum EndedBy {
     /// It exited with this code.
     Code(i32),

@@ -38,6 +38,7 @@ pub struct SearchConfig {
 
 /// What a search found.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct SearchResult {
     /// The number of GPUs, one for each rank.
     pub gpus: usize,
@@ -71,6 +72,7 @@ pub struct Refused {
 
 /// A run that a search found.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct FoundRun {
     /// The layout.
     pub layout: Layout,

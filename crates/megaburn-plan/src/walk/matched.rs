@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use megaburn_collective::TracedCall;
+use megaburn_collective::{Call, Collective, TracedCall};
 
 use crate::error::PlanError;
 
@@ -61,7 +61,7 @@ impl Calls {
             for at in 0..group.calls.len().max(others.len()) {
                 let pair = [group.calls.get(at), others.get(at)];
                 let agree = match pair {
-                    [Some(one), Some(another)] => one.call.agrees(&another.call),
+                    [Some(one), Some(another)] => agree(&one.call, &another.call),
                     _ => false,
                 };
                 if !agree {
@@ -76,6 +76,13 @@ impl Calls {
         }
         Ok(compared)
     }
+}
+
+/// Whether two calls can meet. A receiver may expect any shape, which is empty then.
+fn agree(one: &Call, other: &Call) -> bool {
+    let is_open = one.shape.is_empty() || other.shape.is_empty();
+    let is_sent = one.op == Collective::Send;
+    one.agrees(other) && (!is_sent || is_open || one.shape == other.shape)
 }
 
 fn text(call: Option<&TracedCall>) -> String {
@@ -95,7 +102,6 @@ mod tests {
     use std::{thread, time::Instant};
 
     use burn::tensor::DType;
-    use megaburn_collective::{Call, Collective};
 
     use super::*;
 
@@ -136,6 +142,19 @@ mod tests {
         assert_eq!(one.compare(&next_stage).unwrap(), 2);
         let far = calls(7, &[("world", 1), ("tp", 9)]);
         assert_eq!(one.compare(&far).unwrap(), 1);
+    }
+
+    #[test]
+    fn what_is_sent_has_the_shape_that_is_received() {
+        let call = |shape: &[usize]| Call {
+            op: Collective::Send,
+            seq: 0,
+            dtype: DType::F32,
+            shape: shape.to_vec(),
+        };
+        assert!(agree(&call(&[3, 2]), &call(&[3, 2])));
+        assert!(agree(&call(&[3, 2]), &call(&[])));
+        assert!(!agree(&call(&[3, 2]), &call(&[2, 3])));
     }
 
     #[test]

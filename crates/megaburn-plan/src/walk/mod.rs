@@ -23,6 +23,7 @@ const WALKED_MICRO_BATCHES: usize = 4;
 
 /// Walks of ranks of a run that agree with each other.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Walk {
     /// The layout of the run.
     pub layout: Layout,

@@ -44,8 +44,9 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         core.sharding.settle();
         core.sharding.release();
         let reached = core.progress();
-        // A checkpoint has the rollbacks before it only.
+        // A checkpoint has the rollbacks and evaluations before it only.
         let before = mem::take(&mut core.rollbacks);
+        let losses = mem::take(&mut core.eval_losses);
         if self.trainer.resume_with(&self.stored)?.is_none() {
             return refused(
                 "there is no checkpoint yet: set a smaller train.checkpoint_interval, or \
@@ -55,6 +56,7 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         }
         let core = self.trainer.core_mut();
         core.rollbacks = before;
+        core.eval_losses = losses;
         let (rollback, num) = core.continue_from(reached);
         if num > MAX_ROLLBACKS {
             let to_step = rollback.to_step;

@@ -42,7 +42,7 @@ impl<M: Module> TrainerCore<M> {
     }
 
     /// As [`check_replicas`](Self::check_replicas). In addition, the next update compares what this
-    /// rank holds, apart from weights that it gathers from other ranks, with what it holds now.
+    /// rank holds with what it holds now.
     ///
     /// # Errors
     /// As [`check_replicas`](Self::check_replicas).
@@ -57,7 +57,7 @@ impl<M: Module> TrainerCore<M> {
     /// The hashes of this rank's state, after all ranks have compared theirs and those of gradients.
     fn compared_state(&self) -> Result<Vec<RangeHash>, TrainError> {
         let _compiling = self.first_times.begin(Work::Replicas, &self.groups.world);
-        let mut mine = self.state_hashes(true)?;
+        let mut mine = self.state_hashes()?;
         let num_states = mine.len();
         // Gradients that are not finite may have other bits, and they changed nothing.
         if self.consecutive_skips == 0 {

@@ -24,17 +24,15 @@ pub(super) struct RangeHash {
     /// Identifies the tensor and the range, in the full parameter.
     pub(super) place: u64,
     pub(super) hash: u64,
-    /// Whether an update gathers the tensor from other ranks.
-    pub(super) is_gathered: bool,
 }
 
 impl<M: Module> TrainerCore<M> {
     /// Hashes the weights, the masters and the moments that this rank holds, in this order. Padding is
-    /// left out, and so are gathered weights unless `with_gathered`.
+    /// left out.
     ///
     /// # Errors
     /// A device cannot be read.
-    pub(super) fn state_hashes(&self, with_gathered: bool) -> Result<Vec<RangeHash>, TrainError> {
+    pub(super) fn state_hashes(&self) -> Result<Vec<RangeHash>, TrainError> {
         let mut hashes = Hashes::new(&self.plan);
         for param in lazy_params(self.model()) {
             let path = &param.path.clone();
@@ -44,15 +42,8 @@ impl<M: Module> TrainerCore<M> {
                 }
                 continue;
             }
-            let is_gathered = self.sharding.num_shares(path) > 1;
-            if with_gathered || !is_gathered {
-                let values = param.flat();
-                let first = hashes.all.len();
-                hashes.add_tensor(StateKind::Weight, path, 0..values.dims()[0], values)?;
-                hashes.all[first..]
-                    .iter_mut()
-                    .for_each(|range| range.is_gathered = is_gathered);
-            }
+            let values = param.flat();
+            hashes.add_tensor(StateKind::Weight, path, 0..values.dims()[0], values)?;
         }
         let HeldState { masters, moments } = self.held_state();
         for (path, master) in masters {
@@ -169,7 +160,6 @@ impl<'a> Hashes<'a> {
                     },
                     place: xxh3_64(place.as_bytes()),
                     hash: hash.digest(),
-                    is_gathered: false,
                 });
             }
         }

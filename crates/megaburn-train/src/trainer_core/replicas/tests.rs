@@ -299,6 +299,37 @@ fn the_rank_that_differs_from_most_is_named() {
     assert_eq!(copies(&[1, 1, 2, 2]), Some(([0, 2], 1, false)));
 }
 
+/// Doubles the first weight of [`DOWN`], unseen by the trainer.
+fn double_a_weight(trainer: &mut Trainer) {
+    let mut params: BTreeMap<_, _> = read_params(trainer.model()).into_iter().collect();
+    let data = params[DOWN].clone();
+    let dtype = data.dtype();
+    let mut values: Vec<f32> = data.clone().convert_dtype(DType::F32).try_to_vec().unwrap();
+    values[0] *= 2.0;
+    let changed = TensorData::new(values, data.shape().clone());
+    params.insert(DOWN.into(), changed.convert_dtype(dtype));
+    let model = trainer.core.model.take().unwrap();
+    let next = |path: &str, _: &[usize]| Ok::<_, TrainError>(params.remove(path).unwrap());
+    trainer.core.model = Some(load_params(model, next).unwrap());
+}
+
+/// The next update replaces a gathered copy, but the gradient has seen its flipped bit.
+#[rstest]
+fn a_gathered_weight_that_changes_between_updates_is_found(#[values(F32, BF16)] dtype: &str) {
+    let errors = trainers(&[dtype, "parallel.zero=1"], "dp2", |mut trainer| {
+        trainer.step()?;
+        trainer.core.check_state()?;
+        if trainer.core.groups.world.rank() == 1 {
+            double_a_weight(&mut trainer);
+        }
+        Ok(trainer.step().unwrap_err().to_string())
+    });
+    for error in errors {
+        let text = format!("on rank 1 the weight of `{DOWN}` is not what step 1 left");
+        assert!(error.starts_with(&text), "{error}");
+    }
+}
+
 /// A weight that is rounded from a master is compared as well.
 #[test]
 fn a_rounded_weight_that_differs_is_found() {
@@ -306,15 +337,7 @@ fn a_rounded_weight_that_differs_is_found() {
         trainer.step()?;
         trainer.check_replicas()?;
         if trainer.core.groups.world.rank() == 1 {
-            let mut params: BTreeMap<_, _> = read_params(trainer.model()).into_iter().collect();
-            let data = params[DOWN].clone();
-            let mut values: Vec<f32> = data.clone().convert_dtype(DType::F32).try_to_vec().unwrap();
-            values[0] *= 2.0;
-            let changed = TensorData::new(values, data.shape().clone());
-            params.insert(DOWN.into(), changed.convert_dtype(DType::BF16));
-            let model = trainer.core.take_model();
-            let next = |path: &str, _: &[usize]| Ok::<_, TrainError>(params.remove(path).unwrap());
-            trainer.core.model = Some(load_params(model, next).unwrap());
+            double_a_weight(&mut trainer);
         }
         Ok(trainer.check_replicas().unwrap_err().to_string())
     });

@@ -24,9 +24,8 @@ impl Unchanged {
 
 impl<M: Module> TrainerCore<M> {
     /// Remembers the hashes of what this rank holds, which the next update compares. Gathered weights
-    /// are left out: other ranks hold copies of them.
-    pub(super) fn remember(&mut self, mut hashes: Vec<RangeHash>) {
-        hashes.retain(|range| !range.is_gathered);
+    /// are among them: the update replaces a copy with a flipped bit, but the gradient has seen it.
+    pub(super) fn remember(&mut self, hashes: Vec<RangeHash>) {
         self.unchanged.after_update = Some(hashes);
     }
 
@@ -37,7 +36,7 @@ impl<M: Module> TrainerCore<M> {
     /// A device cannot be read.
     pub(crate) fn find_changed(&mut self) -> Result<(), TrainError> {
         if let Some(before) = self.unchanged.after_update.take() {
-            let now = self.state_hashes(false)?;
+            let now = self.state_hashes()?;
             let mut pairs = before.into_iter().zip(now);
             let changed = pairs.find(|(before, now)| before != now);
             self.unchanged.changed = changed.map(|(before, _)| before.name);

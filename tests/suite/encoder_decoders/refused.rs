@@ -20,7 +20,7 @@ use megaburn_test_support::text::fresh_seed;
 #[case(&["data.masking.max_ngram=0"], "data.masking.max_ngram")]
 #[case(&["data.seq_len=3"], "data.seq_len")]
 #[case(&["data.tokenizer=byte"], "data.tokenizer")]
-#[case(&["data.masking.probability=0.9"], "sentinels; give it more (`<extra_id_N>`)")]
+#[case(&["data.masking.probability=0.9", "data.decoder_seq_len=48"], "sentinels; give it more (`<extra_id_N>`)")]
 fn a_setting_that_does_not_fit_is_refused(#[case] sets: &[&str], #[case] message: &str) {
     let sentences = Sentences::new(10, fresh_seed()).for_t5();
     let own = sentences.settings();

@@ -65,7 +65,7 @@ impl JobShape {
     pub(crate) fn random(case: &Case) -> Self {
         let ranks = world_size(case.layout);
         let mut sizes = vec![1, 2, 4];
-        sizes.retain(|hosts| ranks % hosts == 0);
+        sizes.retain(|hosts| ranks.is_multiple_of(*hosts));
         let num_hosts = case.one_of(&sizes);
         let spares = match num_hosts {
             1 => 0,
@@ -299,10 +299,10 @@ impl<'a> Restarted<'a> {
     fn reference(&self, steps: u64) -> Result<Numbers, String> {
         static KNOWN: Mutex<BTreeMap<&'static str, Numbers>> = Mutex::new(BTreeMap::new());
         let mut known = KNOWN.lock().unwrap();
-        if let Some(numbers) = known.get(self.job.layout) {
-            if numbers.len() as u64 >= steps {
-                return Ok(numbers.clone());
-            }
+        if let Some(numbers) = known.get(self.job.layout)
+            && numbers.len() as u64 >= steps
+        {
+            return Ok(numbers.clone());
         }
         let case = Case::new("reference", 0, 0);
         let mut args = train_args(&case, self.job.layout, steps);

@@ -127,7 +127,7 @@ impl<'a> Restarted<'a> {
         self.num_ranks() - 1
     }
 
-    /// Whether ranks of a tensor-parallel group compute the same loss.
+    /// Whether the layout has tensor parallelism.
     pub(crate) fn has_tensor_parallel(&self) -> bool {
         self.job.layout.contains("tp")
     }

@@ -1,5 +1,5 @@
-//! One rank of a world whose other ranks do not run: its calls are recorded, and the others are taken
-//! to do what it does.
+//! One rank of a world whose other ranks do not run. Its calls are recorded, and return values of the
+//! right shapes.
 
 use std::{
     collections::BTreeMap,
@@ -34,7 +34,7 @@ impl Group {
     ///
     /// - the others contribute nothing to a sum, a maximum or a mean;
     /// - they contribute what this rank contributes to a gather, a broadcast or an all-to-all;
-    /// - what is received from another rank is zero.
+    /// - a message from another rank contains zeros.
     ///
     /// [`trace_calls`](Self::trace_calls) records the calls. What a model computes with these values
     /// means nothing.

@@ -146,8 +146,8 @@ impl Outcome {
         })
     }
 
-    /// The rank whose host is to blame: that of the cause, or, if the cause only lost a peer, one that
-    /// had to be killed because it hung. `None` if no host is more to blame than others.
+    /// The rank that is to blame: the first one that failed or, if that one only lost a peer, a rank that
+    /// hung and was killed. `None` if no rank is more to blame than others.
     pub(crate) fn culprit(&self) -> Option<usize> {
         let cause = self.cause()?;
         if cause.by != EndedBy::Code(EXIT_PEER_FAILED) && !cause.told {

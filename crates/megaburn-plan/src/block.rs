@@ -387,7 +387,7 @@ impl Rank<'_> {
     }
 }
 
-/// Seconds of what is sent in each pass.
+/// The seconds that communication takes in each pass.
 fn seconds(sent: BothPasses, bandwidth: f64) -> [f64; 2] {
     sent.map(|sent| sent.seconds(bandwidth))
 }

@@ -116,7 +116,7 @@ impl Candidate {
 }
 
 impl Settings {
-    /// Replaces those of a configuration.
+    /// Writes these settings into a configuration.
     pub(crate) fn set(self, config: &mut TrainConfig) {
         config.parallel.zero = self.zero;
         config.train.fused_linear_cross_entropy = self.fused_loss;

@@ -5,7 +5,7 @@
 //!
 //! - A collective that NCCL computes in rings (all-gather, reduce-scatter, all-reduce) passes each
 //!   byte once from server to server, through all adapters of the group at once.
-//! - In an all-to-all, each rank sends what is for ranks of other servers through its own adapter.
+//! - In an all-to-all, each rank sends data for ranks of other servers through its own adapter.
 //! - A rank that sends to the next rank only, which may be in another server, has its own adapter.
 
 use megaburn_mesh::{Axis, Layout};

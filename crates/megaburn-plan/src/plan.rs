@@ -150,7 +150,7 @@ impl PlanConfig {
         self
     }
 
-    /// Sets the number of tokens to train on, instead of those of `train.steps`.
+    /// Sets the number of tokens to train on. By default they are the tokens of `train.steps`.
     pub fn with_tokens(mut self, tokens: Option<f64>) -> Self {
         self.tokens = tokens;
         self

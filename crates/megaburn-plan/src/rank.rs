@@ -124,8 +124,8 @@ impl<'a> Rank<'a> {
         Ok(rank)
     }
 
-    /// The same rank with a configuration that differs only in ZeRO's stage, in what is recomputed
-    /// and in the fused loss.
+    /// The same rank with another configuration. Only the stage of ZeRO, the recomputation and the fused
+    /// loss may differ.
     pub(crate) fn with_config<'b>(&self, config: &'b TrainConfig) -> Rank<'b>
     where
         'a: 'b,

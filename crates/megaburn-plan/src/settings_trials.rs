@@ -16,12 +16,12 @@ use crate::{
 };
 
 /// Tries settings of one layout with one micro-batch and one schedule: the stage of ZeRO, the fused
-/// loss, and what is recomputed.
+/// loss and the recomputation.
 pub(crate) struct SettingsTrials<'a> {
     trials: &'a Trials,
     rank: Rank<'a>,
     params: &'a StageParams,
-    /// A schedule in which ranks hold as many activations as in that of the step.
+    /// A shorter schedule in which ranks hold as many activations as in the step's own.
     held: ScheduleConfig,
     /// What the ranks compute with and without the fused loss, for each kind of recomputation.
     pipelines: Vec<((bool, Recompute), Pipeline)>,
@@ -87,7 +87,7 @@ impl<'a> SettingsTrials<'a> {
 }
 
 impl Trials {
-    /// The run of `config`, whose degrees are replaced by those of `layout`.
+    /// Tries the run of `config` with the degrees of `layout`.
     pub(crate) fn run(&self, config: &TrainConfig, layout: Layout) -> Result<Trial, Cut> {
         let mut config = config.clone();
         set_layout(&mut config, layout);

@@ -86,8 +86,8 @@ pub struct TrainingConfig {
     /// training continues with the older one. Default: training waits until a checkpoint is on disk.
     pub async_save: bool,
     /// Steps between comparisons of the weights, masters, moments and gradients that ranks hold copies
-    /// of; 0 never compares. The update after a comparison also finds weights, masters and moments
-    /// that a rank alone holds and that have changed since.
+    /// of; 0 never compares. The update after a comparison also finds weights, masters and moments of
+    /// each rank that have changed since.
     pub check_replicas_interval: u64,
     /// Whether a step whose loss or gradient is not finite is computed again, from the same weights
     /// and samples, before the run ends (not in f16, where the loss scale falls instead). If it is

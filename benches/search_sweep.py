@@ -11,11 +11,12 @@ line. Each row is printed when it is there, and OUT/sweep.jsonl has what was mea
 
 Writes OUT/search_sweep.md, with --save also a section on top of benches/results/search.md."""
 
-import argparse, datetime, json, pathlib, shlex, statistics, subprocess, sys, tempfile, time
+import argparse, json, pathlib, shlex, statistics, subprocess, sys, tempfile, time
+
+from section import facts, write
 
 WARM_UP, STEPS = 4, 5
 SCHEDULES = [("1f1b", None), ("interleaved", 2), ("interleaved", 4), ("zb-h1", None), ("zb-v", None)]
-HERE = pathlib.Path(__file__).resolve().parent
 
 
 def divisors(number):
@@ -127,16 +128,6 @@ def searched(args):
     return best["layout"], best["settings"], best["step_ms"], time.monotonic() - start
 
 
-def facts(args):
-    bundled = HERE.parent / "COMMIT"
-    commit = bundled.read_text() if bundled.is_file() else output(["git", "-C", HERE, "rev-parse", "HEAD"]).stdout
-    machine = f"CPU, {args.gpus} ranks: a trial of this script, not a measurement"
-    if args.device != "cpu":
-        gpus = output(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]).stdout.splitlines()
-        machine = f"{len(gpus)} GPUs, {gpus[0]}"
-    return f"- machine: {machine}\n- commit: {commit[:12]}\n- command: `{shlex.join(sys.argv)}`"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
@@ -204,14 +195,8 @@ def main():
         verdict = f"The first choice of the search takes {100 * abs(more):.1f}% {'more' if more >= 0 else 'less'} than the fastest of the sweep."
     counted = f"{len(plans)} runs were planned, {len(fit)} fit, {len(rows)} were measured, {len(failed)} failed."
     failures = "".join(f"\n- failed: {layout} `{' '.join(sets)}`: {found}" for layout, sets, _, found in failed)
-    section = (f"## sweep of {args.gpus} GPUs, {datetime.date.today()}\n\n{verdict} {counted} The fastest:\n\n" + "\n".join(table)
-               + f"\n\n{facts(args)}{failures}\n")
-    (args.out / "search_sweep.md").write_text(section)
-    print("\n" + section)
-    if args.save:
-        results = HERE / "results" / "search.md"
-        head, mark, rest = results.read_text().partition("\n## ")
-        results.write_text(head + "\n" + section + mark + rest)
+    text = f"{verdict} {counted} The fastest:\n\n" + "\n".join(table) + f"\n\n{facts(args.gpus, args.device)}{failures}"
+    write(args, "search_sweep", "search", f"sweep of {args.gpus} GPUs", text)
 
 
 if __name__ == "__main__":

@@ -61,9 +61,12 @@ pub(crate) const BETWEEN_STEPS: f64 = 2e-3;
 /// in 24 forward passes).
 pub(crate) const ROW_COUNTS: f64 = 0.85e-3;
 
-/// Share of the bytes of tensors that the pools of the allocator reserve in addition.
-/// `data_parallel.md` and `layouts.md` ("GiB" next to "of tensors": 2 to 11%).
-pub(crate) const ALLOCATOR: f64 = 0.05;
+/// The gradients of activations that backward of a block holds at once, as a share of the
+/// activations that the block keeps. `layouts.md` (32768 tokens without logits, recomputed blocks).
+pub(crate) const BLOCK_GRADIENTS: f64 = 0.6;
+/// Share of the bytes of tensors that the pools of the allocator reserve in addition, next to a page.
+/// `layouts.md` and `data_parallel.md` ("GiB" next to "of tensors").
+pub(crate) const ALLOCATOR: f64 = 0.03;
 /// Bytes that the CUDA context, cuBLASLt and cuDNN take, outside of the pools. An assumption.
 pub(crate) const CUDA_CONTEXT: u64 = 1 << 30;
 /// Bytes of NCCL's buffers for each group of ranks that communicates. An assumption.

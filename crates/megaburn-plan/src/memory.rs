@@ -3,24 +3,31 @@
 //! Parameters, gradients, optimizer state and activations are [`MemoryEstimate`]'s. What a GPU
 //! needs in addition is in `buffers_bytes`:
 //!
-//! - the gradients of one block's activations, which backward holds next to these: at most as
-//!   much as the block keeps;
+//! - the gradients of one block's activations, which backward holds next to these: a share of what
+//!   the block keeps;
 //! - the gradient of the largest parameter, which is complete in f32 before it is reduced, if
-//!   gradients are sharded;
+//!   gradients are sharded or are reduced while the only micro-batch of a step frees activations;
 //! - the second copy of quantised weights, a byte each;
-//! - what the pools of the allocator reserve in addition to tensors: 5%.
+//! - what the pools of the allocator reserve in addition to tensors: 3% and a page, which is as
+//!   large as the largest tensor: the logits, or the gradient of the largest parameter.
 //!
 //! Outside of these pools, in `runtime_bytes`, are the CUDA context and the libraries, 1 GiB, and
 //! NCCL's buffers, 384 MiB for each group of ranks.
 //!
-//! With one micro-batch in a step, gradients are created while backward frees activations, so that
-//! a rank never holds all of both: the smaller of the two is in `reused_bytes`, and not in the
-//! total.
+//! What a rank never holds at the same time is in `reused_bytes`, and not in the total:
+//!
+//! - with one micro-batch in a step, gradients are created while backward frees activations: the
+//!   smaller of the two;
+//! - backward of the head and the loss frees the logits before that of a block begins: the smaller
+//!   of the logits and of what backward of a block needs in addition.
 
 use std::collections::HashMap;
 
 use megaburn_mesh::{Axis, Layout};
-use megaburn_models::activation_memory::{ActivationMemory, Scores};
+use megaburn_models::{
+    activation_memory::{ActivationMemory, Scores},
+    decoder::Recompute,
+};
 use megaburn_pipeline::{PreparedSchedule, StageLayers};
 use megaburn_train::{
     TrainConfig,
@@ -30,7 +37,7 @@ use megaburn_train::{
 use serde::Serialize;
 
 use crate::{
-    calibration::{ALLOCATOR, COMMUNICATOR, CUDA_CONTEXT},
+    calibration::{ALLOCATOR, BLOCK_GRADIENTS, COMMUNICATOR, CUDA_CONTEXT},
     error::PlanError,
     params::StageParams,
     rank::Rank,
@@ -53,8 +60,11 @@ pub struct StageMemory {
     pub buffers_bytes: usize,
     /// What the CUDA context, the libraries and NCCL need.
     pub runtime_bytes: usize,
-    /// What gradients and activations take one after the other, and is therefore needed once.
+    /// What is needed only once, since gradients and activations, or backward of the loss and of
+    /// blocks, take it one after the other.
     pub reused_bytes: usize,
+    /// The most that tensors take, without what the pools of the allocator reserve in addition.
+    pub tensors_bytes: usize,
     /// All of these together.
     pub total_bytes: usize,
     /// What the GPU has in addition; negative if it does not have enough.
@@ -75,6 +85,12 @@ pub(crate) struct Held {
     activations: usize,
     /// What the largest block keeps without recomputation.
     block: usize,
+    /// What backward recomputes of a block or a group of blocks: a part of `activations`.
+    again: usize,
+    /// What the head and the loss keep for a micro-batch.
+    loss: usize,
+    /// The logits of a micro-batch, unless the loss is fused.
+    logits: usize,
 }
 
 /// Whether attention keeps its scores on a GPU: fused kernels need 16 bits.
@@ -99,9 +115,14 @@ impl Rank<'_> {
         let scores = scores(config);
         let activations =
             MemoryEstimate::activations(config, layout, self.model, schedule, scores)?;
+        let of = self.activation_memory();
+        let plain = ActivationMemory {
+            recompute: Recompute::default(),
+            ..of.clone()
+        };
         let mut kept = HashMap::new();
         let mut kept_by = |index| {
-            let of_block = || self.kept_by_block(index);
+            let of_block = || plain.layer(index);
             *kept.entry(self.alike(index)).or_insert_with(of_block)
         };
         let stages = activations.into_iter().zip(self.stages());
@@ -109,9 +130,17 @@ impl Rank<'_> {
             .map(|(activations, chunks)| {
                 let chunks_with_blocks = chunks.iter().filter(|chunk| !chunk.layers.is_empty());
                 let blocks = chunks_with_blocks.map(|chunk| kept_by(chunk.layers.start));
+                let block = blocks.max().unwrap_or(0);
+                let again = chunks.iter().map(|chunk| of.again(chunk.layers.clone()));
+                let has_loss = chunks.iter().any(|chunk| chunk.loss);
+                let logits = self.element * self.tokens(false).on_rank * self.vocab();
+                let has_logits = has_loss && !self.config.train.fused_linear_cross_entropy;
                 Held {
                     activations,
-                    block: blocks.max().unwrap_or(0),
+                    block,
+                    again: again.max().unwrap_or(0),
+                    loss: if has_loss { of.loss() } else { 0 },
+                    logits: if has_logits { logits as usize } else { 0 },
                 }
             })
             .collect())
@@ -127,36 +156,40 @@ impl Rank<'_> {
                     activations: held.activations,
                     ..of_params
                 };
-                let chunks = &self.stages()[stage];
-                self.stage_memory(stage, &estimate, params.of(stage), (chunks, held.block))
+                self.stage_memory(stage, &estimate, params.of(stage), held)
             })
             .collect()
     }
 
-    /// The memory of a stage whose blocks keep at most `block` bytes.
     fn stage_memory(
         &self,
         stage: usize,
         estimate: &MemoryEstimate,
         params: &RankParams,
-        (chunks, block): (&[StageLayers], usize),
+        held: &Held,
     ) -> StageMemory {
-        let reused = match self.micro_batches {
-            1 => estimate.gradients.min(estimate.activations),
-            _ => 0,
-        };
+        let of_block = (BLOCK_GRADIENTS * held.block as f64) as usize;
+        let mut reused = held.loss.min(held.again + of_block);
+        if self.micro_batches == 1 {
+            reused += estimate
+                .gradients
+                .min(estimate.activations.saturating_sub(reused));
+        }
         let is_reduced = self.layout.dp * self.layout.cp > 1;
-        let whole = match self.config.parallel.zero {
-            2 | 3 if is_reduced => self.gradient * params.largest() as f64,
-            _ => 0.0,
+        let while_freed = self.config.parallel.zero > 1 || self.micro_batches == 1;
+        let whole = if is_reduced && while_freed {
+            self.gradient * params.largest() as f64
+        } else {
+            0.0
         };
         let copies = match self.config.precision.recipe {
             PrecisionRecipe::Bf16 => 0.0,
-            _ => self.quantized_elements(chunks),
+            _ => self.quantized_elements(&self.stages()[stage]),
         };
-        let of_tensors = estimate.total() - reused + block;
+        let of_tensors = estimate.total() + of_block - reused;
         let of_tensors = of_tensors as f64 + whole + copies;
-        let reserved = (of_tensors * (1.0 + ALLOCATOR)) as usize;
+        let page = (self.gradient * params.largest() as f64).max(held.logits as f64);
+        let reserved = (of_tensors * (1.0 + ALLOCATOR) + page) as usize;
         let runtime = (CUDA_CONTEXT + self.num_groups() * COMMUNICATOR) as usize;
         let total = reserved + runtime;
         StageMemory {
@@ -168,29 +201,31 @@ impl Rank<'_> {
             buffers_bytes: reserved + reused - estimate.total(),
             runtime_bytes: runtime,
             reused_bytes: reused,
+            tensors_bytes: of_tensors as usize,
             total_bytes: total,
             headroom_bytes: self.machine.gpu.memory_bytes as i64 - total as i64,
         }
     }
 
-    /// Bytes that block `index` keeps for a micro-batch without recomputation.
-    fn kept_by_block(&self, index: usize) -> usize {
-        let tokens = self.tokens_of(index);
-        let of = ActivationMemory {
+    /// The activation memory of this rank.
+    fn activation_memory(&self) -> ActivationMemory {
+        let tokens = self.tokens(true);
+        ActivationMemory {
             element: self.element as usize,
             tp: self.layout.tp,
             sequence_parallel: self.layout.sp,
             cp: self.context_ranks(),
             etp: self.layout.etp,
+            recompute: self.config.recompute.of_model(),
             scores: scores(self.config),
             decoder_seq_len: self.config.data.decoder_seq_len,
+            fused_loss: self.config.train.fused_linear_cross_entropy,
             ..ActivationMemory::new(
                 self.model.clone(),
                 tokens.seq_len as usize,
                 tokens.sequences as usize,
             )
-        };
-        of.layer(index)
+        }
     }
 
     /// The elements of the matrices of these chunks that are quantised.

@@ -105,9 +105,9 @@ impl Plan {
                 gib(memory.activations_bytes),
                 gib(memory.buffers_bytes),
                 gib(memory.runtime_bytes),
-                match memory.reused_bytes {
-                    0 => "-".to_string(),
-                    bytes => format!("-{}", gib(bytes)),
+                match gib(memory.reused_bytes) {
+                    none if none == gib(0) => "-".to_string(),
+                    reused => format!("-{reused}"),
                 },
                 gib(memory.total_bytes),
                 format!("{:.1}", memory.headroom_bytes as f64 / GIB),

@@ -23,6 +23,15 @@ impl ActivationMemory {
         half
     }
 
+    /// Bytes that the last norm, the head and the loss save for a micro-batch, without those of
+    /// multi-token prediction. Their backward pass frees them before that of any block begins.
+    pub fn loss(&self) -> usize {
+        match self.model.is_encoder_decoder() {
+            true => self.half(false).last(),
+            false => self.last(),
+        }
+    }
+
     /// [`Self::stage`] of an encoder-decoder model.
     pub(super) fn stage_of_halves(
         &self,

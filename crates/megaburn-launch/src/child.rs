@@ -16,7 +16,9 @@ use nix::{
     unistd::{Pid, getppid},
 };
 
-use crate::{gpus, guard, job::Job, launched::Launch, options::LaunchOptions, output::complain};
+use crate::{
+    gpus, guard, in_place, job::Job, launched::Launch, options::LaunchOptions, output::complain,
+};
 use megaburn_collective::JobToken;
 
 /// Exit codes for a command that cannot be started; shells use the same ones.
@@ -26,12 +28,14 @@ pub(crate) const EXIT_NOT_FOUND: i32 = 127;
 pub(crate) const LAUNCHER: &str = "MEGABURN_LAUNCHER";
 
 /// Starts local rank `local_rank` as the leader of its own process group, so that everything it
-/// starts can be killed with it.
+/// starts can be killed with it. `connection` is its standard input, on which it hears from the
+/// launcher.
 pub(crate) fn start(
     options: &LaunchOptions,
     local_rank: usize,
     attempt: usize,
     job: &Job,
+    connection: Option<Stdio>,
 ) -> io::Result<Child> {
     let LaunchOptions {
         nproc,
@@ -82,7 +86,10 @@ pub(crate) fn start(
         .envs(gpus::of_rank(options, local_rank, |name| {
             std::env::var(name).ok()
         }))
-        .stdin(Stdio::null())
+        // A rank that starts another launcher does not pass on its own connection.
+        .env_remove(in_place::VARIABLE)
+        .envs(connection.iter().map(|_| (in_place::VARIABLE, "stdin")))
+        .stdin(connection.unwrap_or_else(Stdio::null))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0)

@@ -13,16 +13,19 @@ use signal_hook::iterator::{Handle, Signals};
 use crate::{
     agents::wire::FromCoordinator,
     error::LaunchError,
+    event::Event,
     guard::Guard,
     job::Job,
     logs::Logs,
     options::LaunchOptions,
-    output::{Pumps, Streams},
+    output::{Streams, await_all},
     port,
+    rank_process::RankProcess,
     restart::Restarts,
     signals::passed_on,
-    supervise::{Event, Supervisor},
-    verdict::Outcome,
+    supervise::Supervisor,
+    survivors::Survivors,
+    verdict::{Outcome, RankEnd},
 };
 
 /// How long the launcher waits for further output after all ranks have ended.
@@ -36,6 +39,8 @@ pub(crate) struct Host<'a> {
     signals: Handle,
     sender: Sender<Event>,
     events: Receiver<Event>,
+    /// The ranks that wait for a restart in place.
+    survivors: Survivors,
 }
 
 /// How an attempt ended.
@@ -60,6 +65,7 @@ impl<'a> Host<'a> {
             signals: watch_signals(sender.clone()).map_err(LaunchError::Watch)?,
             sender,
             events,
+            survivors: Survivors::default(),
         })
     }
 
@@ -83,16 +89,16 @@ impl<'a> Host<'a> {
                 self.say(&format!(
                     "no restart: process {pid} is still running and holds its GPU and ports"
                 ));
-                return Ok(outcome);
+                return Ok(self.dismiss_survivors(outcome));
             }
             let lasted = begin.elapsed();
             let Some(restart) = restarts.after(&outcome, lasted, |text| self.say(text)) else {
-                return Ok(outcome);
+                return Ok(self.dismiss_survivors(outcome));
             };
             if let Err(signal) = self.pause(restart.pause) {
                 outcome.signal = Some(signal);
                 self.report(&outcome);
-                return Ok(outcome);
+                return Ok(self.dismiss_survivors(outcome));
             }
             // Another port and another token, so that nothing of this attempt can join the next.
             let next = Job::of(self.options)?;
@@ -122,31 +128,85 @@ impl<'a> Host<'a> {
         if attempt > 0 && node_rank == 0 {
             port::await_free(job.port);
         }
-        let mut pumps = Pumps::new(self.streams.clone().with_logs(logs));
+        let streams = self.streams.clone().with_logs(logs);
+        let survivors = self.survivors_for(node_rank);
         let mut run = Supervisor::new(&options, attempt, self.guard.as_mut());
+        let mut survivors = survivors.into_iter().peekable();
         for local_rank in 0..options.nproc {
-            if let Err(error) = run.start(local_rank, job, &self.sender, &mut pumps) {
-                run.kill();
-                run.supervise(&self.events);
-                let message = run.message.take();
-                let rank = first + local_rank;
-                return Ok(Attempt {
-                    outcome: run.into_outcome(),
-                    error: Some(LaunchError::Start { rank, error }),
-                    message,
-                });
+            let rank = first + local_rank;
+            if let Some(mut survivor) = survivors.next_if(|survivor| survivor.rank == rank) {
+                survivor.restart(&job.restart(attempt));
+                run.add(survivor);
+                continue;
+            }
+            let started =
+                RankProcess::start(&options, local_rank, attempt, job, &self.sender, &streams);
+            match started {
+                Ok(process) => run.add_started(process),
+                Err(error) => {
+                    survivors.for_each(|survivor| run.add(survivor));
+                    run.kill();
+                    run.supervise(&self.events);
+                    let message = run.message.take();
+                    return Ok(Attempt {
+                        outcome: run.into_outcome().0,
+                        error: Some(LaunchError::Start { rank, error }),
+                        message,
+                    });
+                }
             }
         }
         run.supervise(&self.events);
-        pumps.finish(DRAIN);
-        pumps.streams.report_repeats();
-        pumps.streams.flush();
+        let ended = run.ranks.iter().filter(|rank| rank.has_ended());
+        await_all(ended.flat_map(RankProcess::outputs), DRAIN);
+        streams.report_repeats();
+        streams.flush();
         let message = run.message.take();
+        let (outcome, waiting) = run.into_outcome();
+        self.survivors.wait(waiting);
         Ok(Attempt {
-            outcome: run.into_outcome(),
+            outcome,
             message,
             error: None,
         })
+    }
+
+    /// The ranks of node `node_rank` that restart in place, in order. Ends those that do not.
+    fn survivors_for(&mut self, node_rank: usize) -> Vec<RankProcess> {
+        let nproc = self.options.nproc;
+        let first = node_rank * nproc;
+        let found = self.survivors.take(first..first + nproc);
+        found.said.iter().for_each(|text| self.say(text));
+        self.dismiss(found.dismissed);
+        found.kept
+    }
+
+    /// Ends the ranks that wait for a restart, because there is none, and says how they ended.
+    fn dismiss_survivors(&mut self, mut outcome: Outcome) -> Outcome {
+        let waiting = self.survivors.take_all();
+        for end in self.dismiss(waiting) {
+            let same = outcome.ends.iter_mut().find(|same| same.rank == end.rank);
+            same.into_iter().for_each(|same| same.by = end.by);
+        }
+        outcome
+    }
+
+    /// Ends ranks that wait for a restart.
+    fn dismiss(&mut self, ranks: Vec<RankProcess>) -> Vec<RankEnd> {
+        let mut run = Supervisor::new(self.options, 0, self.guard.as_mut());
+        for mut rank in ranks {
+            let is_alive = rank.is_alive();
+            rank.dismiss();
+            run.add(rank);
+            // The event of its end was left out while it waited.
+            if !is_alive {
+                run.end(run.ranks.len() - 1);
+            }
+        }
+        run.settle();
+        run.supervise(&self.events);
+        await_all(run.ranks.iter().flat_map(RankProcess::outputs), DRAIN);
+        run.into_outcome().0.ends
     }
 
     /// The next event, or `None` after `patience`. Ends of ranks of an attempt that is over are left
@@ -156,7 +216,7 @@ impl<'a> Host<'a> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(left) {
-                Ok(Event::Ended { .. } | Event::GroupEnded { .. }) => {}
+                Ok(Event::Ended { .. } | Event::GroupEnded { .. } | Event::Said { .. }) => {}
                 Ok(Event::Signal(number)) if number == Signal::SIGTSTP as i32 => {
                     let _ = raise(Signal::SIGSTOP);
                 }
@@ -196,8 +256,11 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Stops to watch signals, and writes the rest of the output.
-    pub(crate) fn close(self) {
+    /// Ends ranks that still wait for a restart, stops to watch signals, and writes the rest of the
+    /// output.
+    pub(crate) fn close(mut self) {
+        let waiting = self.survivors.take_all();
+        self.dismiss(waiting);
         self.signals.close();
         self.streams.flush();
     }

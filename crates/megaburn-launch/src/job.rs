@@ -3,7 +3,8 @@
 use megaburn_collective::{JobToken, RankEnv};
 
 use crate::{
-    error::LaunchError, gpus, launched::Launch, options::LaunchOptions, port::ReservedPort,
+    error::LaunchError, gpus, in_place::Restart, launched::Launch, options::LaunchOptions,
+    port::ReservedPort,
 };
 
 /// The address of rank 0 and the token of the job.
@@ -76,6 +77,17 @@ impl Job {
             launch: Some(launch),
             cause: None,
             _reserved: None,
+        }
+    }
+
+    /// What a rank that restarts in place has to know of attempt `attempt`.
+    pub(crate) fn restart(&self, attempt: usize) -> Restart {
+        Restart {
+            attempt,
+            master_addr: self.addr.clone(),
+            master_port: self.port,
+            token: self.token.as_ref().map(|token| token.text().into()),
+            cause: self.cause.clone(),
         }
     }
 

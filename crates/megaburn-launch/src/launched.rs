@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    sync::{Mutex, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -26,6 +27,17 @@ pub struct Launched {
     pub attempt: usize,
     /// Why the attempt before it ended, such as `rank 3 was killed by SIGKILL`.
     pub cause: Option<String>,
+}
+
+/// The attempt that this process takes part in after a restart in place: its environment still
+/// describes the attempt that it was started for, and cannot be changed safely.
+static LATER: Mutex<Option<LaterStart>> = Mutex::new(None);
+
+/// What differs between the attempts of a process.
+#[derive(Clone, Debug)]
+pub(crate) struct LaterStart {
+    pub(crate) attempt: usize,
+    pub(crate) cause: Option<String>,
 }
 
 impl Launch {
@@ -68,9 +80,24 @@ impl Launch {
 
 impl Launched {
     /// Reads the variables that `megaburn launch` sets; `None` if another launcher, or none,
-    /// started this process.
+    /// started this process. After a [restart in place](crate::RestartInPlace), attempt and cause are
+    /// those of that restart.
     pub fn from_env() -> Option<Self> {
-        Self::from_lookup(|name| std::env::var(name).ok())
+        let first = Self::from_lookup(|name| std::env::var(name).ok())?;
+        let later = LATER.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(match later.clone() {
+            Some(LaterStart { attempt, cause }) => Self {
+                attempt,
+                cause,
+                ..first
+            },
+            None => first,
+        })
+    }
+
+    /// Sets the attempt that this process takes part in from now on.
+    pub(crate) fn set_later(later: LaterStart) {
+        *LATER.lock().unwrap_or_else(PoisonError::into_inner) = Some(later);
     }
 
     fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Option<Self> {

@@ -6,7 +6,8 @@
 //! starts several copies of itself ([`LaunchOptions::this_program`]) makes that request directly.
 //! Processes that a command starts are killed by a guard (`guard.rs`) if the launcher dies.
 //!
-//! With a [`RestartPolicy`] the ranks are started again after a failure. With several hosts, the
+//! With a [`RestartPolicy`] the ranks are started again after a failure. Ranks that only lost a peer can
+//! keep their processes ([`RestartInPlace`]). With several hosts, the
 //! launchers then agree on it (`agents`): one of them coordinates, and spare hosts take the place
 //! of those that are lost.
 //!
@@ -26,9 +27,11 @@ mod agents;
 mod child;
 mod command;
 mod error;
+mod event;
 mod gpus;
 mod guard;
 mod host;
+mod in_place;
 mod job;
 mod launch;
 mod launched;
@@ -38,15 +41,18 @@ mod output;
 mod pool;
 mod port;
 mod queue;
+mod rank_process;
 mod repeats;
 mod restart;
 mod signals;
 mod supervise;
+mod survivors;
 mod tied;
 mod verdict;
 
 pub use child::{launch_child, tie_to_launcher};
 pub use error::LaunchError;
+pub use in_place::RestartInPlace;
 pub use launch::launch;
 pub use launched::{Launch, Launched};
 pub use options::LaunchOptions;

@@ -42,6 +42,10 @@ pub struct LaunchOptions {
     pub job_token: Option<JobToken>,
     /// How often the ranks are started again after a failure.
     pub restart: RestartPolicy,
+    /// Whether ranks that only lost a peer keep their processes in a restart, if their program takes
+    /// part ([`RestartInPlace`](crate::RestartInPlace)). Their standard input is then a connection to
+    /// the launcher.
+    pub restart_in_place: bool,
     /// The number of hosts beyond [`Self::nnodes`] that wait to replace one that fails. Each has its
     /// own launcher, with a `node_rank` from `nnodes` on.
     pub spares: usize,
@@ -71,6 +75,7 @@ impl LaunchOptions {
             ranks_per_gpu: 1,
             job_token: None,
             restart: RestartPolicy::NEVER,
+            restart_in_place: false,
             spares: 0,
             agent_port: None,
             host_timeout: Duration::from_secs(600),
@@ -155,6 +160,14 @@ impl LaunchOptions {
         Self { restart, ..self }
     }
 
+    /// Sets whether ranks that only lost a peer keep their processes in a restart.
+    pub fn with_restart_in_place(self, restart_in_place: bool) -> Self {
+        Self {
+            restart_in_place,
+            ..self
+        }
+    }
+
     /// Sets the number of hosts that wait to replace one that fails.
     pub fn with_spares(self, spares: usize) -> Self {
         Self { spares, ..self }
@@ -176,6 +189,11 @@ impl LaunchOptions {
     /// Whether the launchers of several hosts agree on when to start ranks.
     pub(crate) fn has_agents(&self) -> bool {
         self.nnodes > 1 && (self.restart != RestartPolicy::NEVER || self.spares > 0)
+    }
+
+    /// Whether ranks have a connection to the launcher, by which they are restarted in place.
+    pub(crate) fn restarts_in_place(&self) -> bool {
+        self.restart_in_place && self.restart != RestartPolicy::NEVER
     }
 
     /// The port on which the launchers meet.

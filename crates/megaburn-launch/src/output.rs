@@ -6,7 +6,7 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     sync::{
         Arc, Mutex, PoisonError,
-        mpsc::{Receiver, Sender, channel},
+        mpsc::{Receiver, RecvTimeoutError, channel},
     },
     thread,
     time::{Duration, Instant},
@@ -138,55 +138,35 @@ pub(crate) fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// The threads that pass on output ("pumps"), and the channel on which they report their end.
-#[derive(Debug)]
-pub(crate) struct Pumps {
-    pub(crate) streams: Streams,
-    done: Sender<()>,
-    ended: Receiver<()>,
-    started: usize,
+/// Starts a thread that passes on everything read from `pipe`. The receiver's channel ends with it.
+pub(crate) fn pass_on_all(
+    streams: &Streams,
+    from: Source,
+    pipe: impl Read + Send + 'static,
+    last_words: Option<LastWords>,
+) -> io::Result<Receiver<()>> {
+    let (runs, ended) = channel::<()>();
+    let streams = streams.clone();
+    thread::Builder::new()
+        .name(format!("output-{}", from.rank))
+        .spawn(move || {
+            pump(pipe, from, &streams, last_words.as_ref());
+            drop(runs);
+        })?;
+    Ok(ended)
 }
 
-impl Pumps {
-    pub(crate) fn new(streams: Streams) -> Self {
-        let (done, ended) = channel();
-        Self {
-            streams,
-            done,
-            ended,
-            started: 0,
-        }
-    }
-
-    /// Starts a thread that passes on everything read from `pipe`.
-    pub(crate) fn start(
-        &mut self,
-        from: Source,
-        pipe: impl Read + Send + 'static,
-        last_words: Option<LastWords>,
-    ) -> io::Result<()> {
-        let done = self.done.clone();
-        let streams = self.streams.clone();
-        thread::Builder::new()
-            .name(format!("output-{}", from.rank))
-            .spawn(move || {
-                pump(pipe, from, &streams, last_words.as_ref());
-                // Sending fails if nothing waits for the pumps any more.
-                let _ = done.send(());
-            })?;
-        self.started += 1;
-        Ok(())
-    }
-
-    /// Returns when everything has been passed on, or after `patience`, since a process that
-    /// outlived its rank may keep the output open.
-    pub(crate) fn finish(&self, patience: Duration) {
-        let until = Instant::now() + patience;
-        for _ in 0..self.started {
-            let left = until.saturating_duration_since(Instant::now());
-            if self.ended.recv_timeout(left).is_err() {
-                return;
-            }
+/// Returns when everything has been passed on, or after `patience`, since a process that outlived
+/// its rank may keep the output open.
+pub(crate) fn await_all<'a>(
+    outputs: impl IntoIterator<Item = &'a Receiver<()>>,
+    patience: Duration,
+) {
+    let until = Instant::now() + patience;
+    for output in outputs {
+        let left = until.saturating_duration_since(Instant::now());
+        if output.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+            return;
         }
     }
 }

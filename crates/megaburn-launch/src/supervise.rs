@@ -1,28 +1,20 @@
 //! Watches the ranks of one attempt and makes sure that they end together.
 
 use std::{
-    io,
-    process::Child,
-    sync::{
-        PoisonError,
-        mpsc::{Receiver, RecvTimeoutError, Sender},
-    },
-    thread,
+    sync::mpsc::{Receiver, RecvTimeoutError},
     time::{Duration, Instant},
 };
 
-use nix::{
-    sys::signal::{Signal, raise},
-    unistd::Pid,
-};
+use nix::sys::signal::{Signal, raise};
 
 use crate::{
     agents::wire::FromCoordinator,
-    child::{await_end, group_runs, signal, start},
+    child::{group_runs, signal},
+    event::Event,
     guard::Guard,
-    job::Job,
+    in_place::FromRank,
     options::LaunchOptions,
-    output::{LastWords, Pumps, Sink, Source},
+    rank_process::{RankProcess, Standing},
     signals::StopRequests,
     verdict::{EndedBy, Outcome, RankEnd, exit_code_of_signal},
 };
@@ -34,41 +26,15 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// Like [`SETTLE`], if the ranks stop with an exit code that means no failure; each may need time
 /// to end.
 const STOPPING: Duration = Duration::from_secs(10);
-/// How often the launcher checks whether the other processes of a rank have ended, once its first
-/// process was killed.
-const LOOK: Duration = Duration::from_millis(100);
-
-/// What a launcher waits for.
-#[derive(Debug)]
-pub(crate) enum Event {
-    /// The first process of a rank ended, either killed by a signal or not.
-    Ended {
-        attempt: usize,
-        local_rank: usize,
-        killed: bool,
-    },
-    /// All other processes of its group have ended too. If the first was not killed, this follows
-    /// at once.
-    GroupEnded { attempt: usize, local_rank: usize },
-    /// This process received a signal.
-    Signal(i32),
-    /// The coordinator of several hosts sent something, or is lost.
-    Coordinator(FromCoordinator),
-}
-
-/// The process of a rank and its state.
-struct RankProcess {
-    rank: usize,
-    child: Child,
-    pid: Pid,
-    last_words: LastWords,
-    running: bool,
-}
+/// Like [`SETTLE`], if a rank that runs waits for a restart once it has noticed the failure and closed
+/// its groups.
+const LEAVING: Duration = Duration::from_secs(10);
 
 /// The ranks of one attempt.
 pub(crate) struct Supervisor<'a> {
     attempt: usize,
-    ranks: Vec<RankProcess>,
+    pub(crate) ranks: Vec<RankProcess>,
+    /// By place in `ranks`: how it ended, or that it waits; and whether it was signalled before.
     ends: Vec<(usize, EndedBy, bool)>,
     options: &'a LaunchOptions,
     guard: Option<&'a mut Guard>,
@@ -111,65 +77,21 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Starts a rank.
-    pub(crate) fn start(
-        &mut self,
-        local_rank: usize,
-        job: &Job,
-        events: &Sender<Event>,
-        pumps: &mut Pumps,
-    ) -> io::Result<()> {
-        let attempt = self.attempt;
-        let mut child = start(self.options, local_rank, attempt, job)?;
-        let out = child.stdout.take();
-        let err = child.stderr.take();
-        let rank = self.options.node_rank * self.options.nproc + local_rank;
-        let pid = Pid::from_raw(child.id().cast_signed());
-        self.guard.iter_mut().for_each(|guard| guard.add(pid));
-        let last_words = LastWords::default();
-        let running = true;
-        self.ranks.push(RankProcess {
-            rank,
-            child,
-            pid,
-            last_words: last_words.clone(),
-            running,
-        });
-        let events = events.clone();
-        thread::Builder::new()
-            .name(format!("wait-{rank}"))
-            .spawn(move || {
-                let killed = await_end(pid);
-                // Sending cannot fail: the launcher waits for every rank that it started.
-                let _ = events.send(Event::Ended {
-                    attempt,
-                    local_rank,
-                    killed,
-                });
-                while killed && group_runs(pid) {
-                    thread::sleep(LOOK);
-                }
-                let _ = events.send(Event::GroupEnded {
-                    attempt,
-                    local_rank,
-                });
-            })?;
-        let from = |sink| Source {
-            rank,
-            local_rank,
-            sink,
-        };
-        pumps.start(from(Sink::Out), out.expect("stdout is piped"), None)?;
-        pumps.start(
-            from(Sink::Err),
-            err.expect("stderr is piped"),
-            Some(last_words),
-        )
+    /// Adds a rank that was started, or restarted in place.
+    pub(crate) fn add(&mut self, process: RankProcess) {
+        self.ranks.push(process);
     }
 
-    /// Returns when no rank is running that could still end.
+    /// Adds a rank that was started.
+    pub(crate) fn add_started(&mut self, process: RankProcess) {
+        let pid = process.pid;
+        self.guard.iter_mut().for_each(|guard| guard.add(pid));
+        self.add(process);
+    }
+
+    /// Returns when each rank has ended, or waits for a restart.
     pub(crate) fn supervise(&mut self, events: &Receiver<Event>) {
-        while self.ranks.iter().any(|rank| rank.running) {
+        while self.ranks.iter().any(RankProcess::is_running) {
             let event = match self.plan {
                 Plan::Wait => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Plan::Terminate(at) | Plan::Kill(at) | Plan::GiveUp(at) => {
@@ -177,19 +99,13 @@ impl<'a> Supervisor<'a> {
                 }
             };
             match event {
-                Ok(Event::Ended {
-                    attempt,
-                    local_rank,
-                    killed,
-                }) if attempt == self.attempt => self.ended(local_rank, killed),
-                Ok(Event::GroupEnded {
-                    attempt,
-                    local_rank,
-                }) if attempt == self.attempt && self.ranks[local_rank].running => {
-                    self.end(local_rank);
+                Ok(Event::Ended { serial, killed }) => self.ended(serial, killed),
+                Ok(Event::GroupEnded { serial }) => {
+                    if let Some(at) = self.place_of(serial) {
+                        self.end(at);
+                    }
                 }
-                // Of a rank that has ended, or of the attempt before.
-                Ok(Event::Ended { .. } | Event::GroupEnded { .. }) => {}
+                Ok(Event::Said { serial, said }) => self.hear(serial, &said),
                 Ok(Event::Coordinator(message)) => self.obey(message),
                 Ok(Event::Signal(number)) if number == Signal::SIGTSTP as i32 => self.suspend(),
                 Ok(Event::Signal(number)) => self.forward_signal(number),
@@ -216,43 +132,69 @@ impl<'a> Supervisor<'a> {
         }
     }
 
+    /// The place of a process among the ranks; `None` if it has ended, or is of the attempt before.
+    fn place_of(&self, serial: usize) -> Option<usize> {
+        let is_it = |rank: &RankProcess| rank.serial == serial && !rank.has_ended();
+        self.ranks.iter().position(is_it)
+    }
+
     /// A forwarded signal kills a shell at once while the program that it was waiting for is still
     /// saving. In that case the rank ends only when its whole group has ended.
-    fn ended(&mut self, local_rank: usize, killed: bool) {
-        let is_saving = killed && self.signal.is_some() && group_runs(self.ranks[local_rank].pid);
+    fn ended(&mut self, serial: usize, killed: bool) {
+        let Some(at) = self.place_of(serial) else {
+            return;
+        };
+        let is_saving = killed && self.signal.is_some() && group_runs(self.ranks[at].pid);
         if !is_saving {
-            self.end(local_rank);
+            self.end(at);
         }
     }
 
-    /// Records the end of a rank, and kills the processes that it left running.
-    fn end(&mut self, local_rank: usize) {
-        let rank = &mut self.ranks[local_rank];
-        signal(rank.pid, Signal::SIGKILL);
+    /// Records the end of the rank at this place.
+    pub(crate) fn end(&mut self, at: usize) {
+        let rank = &mut self.ranks[at];
         // The group id stays valid until the rank is waited for.
         self.guard
             .iter_mut()
             .for_each(|guard| guard.remove(rank.pid));
-        let by = match rank.child.wait() {
-            Ok(status) => EndedBy::of(status),
-            // The exit status was already collected elsewhere, so it is unknown and counts as a
-            // failure.
-            Err(_) => EndedBy::Code(1),
-        };
-        rank.running = false;
-        self.ends.push((local_rank, by, self.told));
+        let by = rank.end();
+        self.ends.retain(|(waits, ..)| *waits != at);
+        self.ends.push((at, by, self.told));
         if by != EndedBy::Code(0) && self.signal.map(EndedBy::Signal) != Some(by) {
             self.settle();
         }
     }
 
+    /// Takes note of what a rank said. One that waits for a restart has lost a peer.
+    fn hear(&mut self, serial: usize, said: &FromRank) {
+        let Some(at) = self.place_of(serial) else {
+            return;
+        };
+        let waits = matches!(said, FromRank::Waits { .. });
+        // A rank that was signalled ends.
+        if waits && self.told {
+            return;
+        }
+        self.ranks[at].hear(said);
+        if waits {
+            self.ends.push((at, EndedBy::LostPeer, self.told));
+            self.settle();
+        }
+    }
+
     /// Gives the other ranks time to end by themselves.
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let settle = if exit_code_of_signal(self.ends.iter().map(|(_, by, _)| *by)).is_some() {
             STOPPING
         } else if self.signal.is_some() {
             // After a request to stop, the other ranks may still be saving.
             self.options.grace.max(SETTLE)
+        } else if self
+            .ranks
+            .iter()
+            .any(|rank| rank.standing == Standing::Enrolled)
+        {
+            LEAVING
         } else {
             SETTLE
         };
@@ -271,34 +213,31 @@ impl<'a> Supervisor<'a> {
         self.signal_all(Signal::SIGCONT);
     }
 
+    /// Asks the ranks to end that have neither ended nor wait for a restart.
     fn terminate(&mut self) {
-        self.signal_all(Signal::SIGTERM);
+        self.signal_running(Signal::SIGTERM);
         // A suspended rank handles SIGTERM only when it is resumed.
-        self.signal_all(Signal::SIGCONT);
+        self.signal_running(Signal::SIGCONT);
         self.told = true;
         self.plan = Plan::Kill(Instant::now() + self.options.grace);
     }
 
-    /// Kills the ranks.
+    /// Kills these ranks.
     pub(crate) fn kill(&mut self) {
-        self.signal_all(Signal::SIGKILL);
+        self.signal_running(Signal::SIGKILL);
         self.told = true;
         self.plan = Plan::GiveUp(Instant::now() + self.options.give_up);
     }
 
     /// Stops waiting for ranks that SIGKILL does not end.
     fn abandon(&mut self) {
-        for (local_rank, rank) in self
-            .ranks
-            .iter_mut()
-            .enumerate()
-            .filter(|(_, rank)| rank.running)
-        {
-            rank.running = false;
+        let ranks = self.ranks.iter_mut().enumerate();
+        for (at, rank) in ranks.filter(|(_, rank)| rank.is_running()) {
+            rank.standing = Standing::Ended;
             let by = EndedBy::Nothing {
                 pid: rank.pid.as_raw(),
             };
-            self.ends.push((local_rank, by, true));
+            self.ends.push((at, by, true));
         }
     }
 
@@ -320,36 +259,36 @@ impl<'a> Supervisor<'a> {
     }
 
     fn signal_all(&self, number: Signal) {
-        self.ranks
-            .iter()
-            .filter(|rank| rank.running)
-            .for_each(|rank| signal(rank.pid, number));
+        let runs = |rank: &&RankProcess| !rank.has_ended();
+        let ranks = self.ranks.iter().filter(runs);
+        ranks.for_each(|rank| signal(rank.pid, number));
     }
 
-    /// How the ranks ended.
-    pub(crate) fn into_outcome(self) -> Outcome {
+    fn signal_running(&self, number: Signal) {
+        let ranks = self.ranks.iter().filter(|rank| rank.is_running());
+        ranks.for_each(|rank| signal(rank.pid, number));
+    }
+
+    /// How the ranks ended, and those that wait for a restart.
+    pub(crate) fn into_outcome(self) -> (Outcome, Vec<RankProcess>) {
         let Self {
             ranks,
             ends,
             signal,
             ..
         } = self;
-        let end = |(local_rank, by, told): (usize, EndedBy, bool)| {
-            let RankProcess {
-                rank, last_words, ..
-            } = &ranks[local_rank];
-            let words = last_words.lock().unwrap_or_else(PoisonError::into_inner);
-            RankEnd {
-                rank: *rank,
-                by,
-                told,
-                last_words: words.iter().cloned().collect(),
-            }
+        let end = |(at, by, told): (usize, EndedBy, bool)| RankEnd {
+            rank: ranks[at].rank,
+            by,
+            told,
+            last_words: ranks[at].last_words(),
         };
-        Outcome {
+        let outcome = Outcome {
             ends: ends.into_iter().map(end).collect(),
             signal,
-        }
+        };
+        let waits = |rank: &RankProcess| rank.waits_after().is_some();
+        (outcome, ranks.into_iter().filter(waits).collect())
     }
 }
 

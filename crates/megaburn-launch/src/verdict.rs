@@ -22,6 +22,8 @@ pub enum EndedBy {
     },
     /// Its host was lost, so it is not known how it ended.
     LostHost,
+    /// It has not ended: another rank failed, and it waits for a restart in place.
+    LostPeer,
 }
 
 impl EndedBy {
@@ -35,6 +37,11 @@ impl EndedBy {
 
     fn failed(self) -> bool {
         self != Self::Code(0)
+    }
+
+    /// Whether the rank only noticed the failure of another one.
+    fn is_echo(self) -> bool {
+        matches!(self, Self::Code(EXIT_PEER_FAILED) | Self::LostPeer)
     }
 }
 
@@ -65,6 +72,7 @@ impl fmt::Display for EndedBy {
                 kernel by a disk, a network file system or a GPU that does not answer"
             ),
             Self::LostHost => f.write_str("was lost with its host"),
+            Self::LostPeer => f.write_str("lost another rank"),
         }
     }
 }
@@ -96,8 +104,7 @@ impl Outcome {
     /// code 4, or ended by the launcher) is named only if there is no better candidate.
     pub fn cause(&self) -> Option<&RankEnd> {
         let failed = || self.ends.iter().filter(|end| end.by.failed());
-        let echo = |end: &&RankEnd| end.by == EndedBy::Code(EXIT_PEER_FAILED);
-        let own = || failed().filter(|end| !echo(end));
+        let own = || failed().filter(|end| !end.by.is_echo());
         // SIGTERM either kills a program or makes it exit with code 128 + 15.
         let by_sigterm = EndedBy::Code(128 + Signal::SIGTERM as i32);
         let told_to = |end: &&RankEnd| {
@@ -150,7 +157,7 @@ impl Outcome {
     /// hung and was killed. `None` if no rank is more to blame than others.
     pub(crate) fn culprit(&self) -> Option<usize> {
         let cause = self.cause()?;
-        if cause.by != EndedBy::Code(EXIT_PEER_FAILED) && !cause.told {
+        if !cause.by.is_echo() && !cause.told {
             return Some(cause.rank);
         }
         let killed = EndedBy::Signal(Signal::SIGKILL as i32);
@@ -184,6 +191,7 @@ impl Outcome {
             Some(EndedBy::Code(code)) => code,
             Some(EndedBy::Signal(number)) => 128 + number,
             Some(EndedBy::LostHost) => 1,
+            Some(EndedBy::LostPeer) => EXIT_PEER_FAILED,
             Some(EndedBy::Nothing { .. }) => 128 + Signal::SIGKILL as i32,
         }
     }
@@ -256,6 +264,8 @@ mod tests {
     #[case::held_by_the_kernel(&[(Code(1), false), (Nothing { pid: 7 }, true)], Some(0), 1)]
     #[case::held_alone(&[(Code(0), false), (Nothing { pid: 7 }, true)], Some(1), 137)]
     #[case::hung_exits_when_told(&[(Code(4), false), (Code(143), true)], Some(0), 4)]
+    #[case::waits_for_a_restart(&[(LostPeer, false), (Signal(9), false)], Some(1), 137)]
+    #[case::all_wait_for_a_restart(&[(LostPeer, false), (LostPeer, false)], Some(0), 4)]
     #[case::all_told_while_they_wait(&[(Code(4), true), (Code(143), true)], Some(1), 143)]
     #[case::signal_after_all_told(&[(Signal(15), true), (Signal(15), true)], Some(0), 143)]
     fn the_first_own_failure_is_the_cause(
@@ -278,6 +288,7 @@ mod tests {
     #[case::wrong(&[(Code(4), false), (Code(2), false)], true, Some("configuration"))]
     #[case::no_command(&[(Code(127), false)], true, Some("cannot be started"))]
     #[case::lost(&[(Code(4), false), (LostHost, false)], true, None)]
+    #[case::lost_peer(&[(LostPeer, false), (LostPeer, false)], true, None)]
     fn only_a_failure_that_may_pass_is_followed_by_a_restart(
         #[case] ends: &[(EndedBy, bool)],
         #[case] is_failure: bool,
@@ -300,6 +311,7 @@ mod tests {
     #[rstest]
     #[case::own(&[(Code(4), false), (Code(1), false)], Some(1))]
     #[case::hung(&[(Code(4), false), (Signal(9), true), (Code(4), false)], Some(1))]
+    #[case::hung_in_place(&[(LostPeer, false), (Signal(9), true)], Some(1))]
     #[case::all_lost_a_peer(&[(Code(4), false), (Code(4), false)], None)]
     #[case::lost(&[(Code(4), false), (LostHost, false)], Some(1))]
     fn a_host_is_blamed_for_its_own_failure_or_its_hang(

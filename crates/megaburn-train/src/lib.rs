@@ -18,6 +18,7 @@ mod eval;
 mod exit;
 pub mod failure;
 mod fresh;
+mod in_place;
 mod last_words;
 pub mod megatron;
 pub mod memory;

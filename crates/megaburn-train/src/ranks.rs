@@ -68,7 +68,7 @@ pub(crate) fn run_prepared<P: Send + Sync, T: Send>(
                 let phase = world.phase(Phase::Start);
                 let prepared = start::settle(world, prepare(phase.progress()))?;
                 drop(phase);
-                with_own_cores(ranks, || rank(world, &prepared))
+                with_own_cores(ranks, || freeing(device, || rank(world, &prepared)))
             };
             guarded(&world, device, run).map(|result| vec![result])
         }
@@ -126,6 +126,19 @@ fn peers_failure(world: &Group) -> Option<CollectiveError> {
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> Option<&str> {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied())
+}
+
+/// Runs a rank; if it fails or panics, gives the free memory of this thread's stream back to the
+/// device, because a restart in place computes on another one.
+fn freeing<T>(
+    device: &Device,
+    rank: impl FnOnce() -> Result<T, TrainError>,
+) -> Result<T, TrainError> {
+    let result = catch_unwind(AssertUnwindSafe(rank));
+    if !matches!(result, Ok(Ok(_))) {
+        device.memory_cleanup();
+    }
+    result.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Runs a rank with its share of the host's cores.

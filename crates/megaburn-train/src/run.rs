@@ -13,6 +13,8 @@ use crate::{
     data::{DefaultText, RunData},
     device::{Devices, choose_gemm},
     error::TrainError,
+    fresh::starts_anew,
+    in_place::InPlace,
     monitor::Monitor,
     rank_run::RankRun,
     ranks::run_prepared,
@@ -38,6 +40,9 @@ use crate::{
 ///
 /// `default_text` is the text to train on if `config` has no `data.path`.
 ///
+/// Under `megaburn launch --restart-in-place`, a process whose rank only lost a peer does not return: it
+/// waits for the launcher, meets the other ranks again, and resumes.
+///
 /// # Errors
 /// The root cause, if several ranks failed. [`TrainError::exit`] is the process's exit code.
 pub fn pretrain(
@@ -60,23 +65,42 @@ pub fn pretrain(
         }
     };
     let config = Arc::new(config);
-    let prepare = |progress: &Progress| {
-        let start = config.start(fresh)?;
-        let data = RunData::load_with(&config, start.as_ref(), default_text, progress)?;
-        let data = Arc::new(data);
-        config.check_start(&layout, start.as_ref(), &data)?;
-        Ok(Loaded { data, start })
+    let in_place = InPlace {
+        device: &device,
+        stops: &stops,
+        // After the restart, the model comes from the run's own checkpoint.
+        is_possible: !fresh || config.model.init.is_none(),
     };
-    let job = DecoderRun {
-        config: config.clone(),
-        layout,
-        devices,
-        device,
-        fresh,
-        stops,
-    };
-    let train = |world: &Group, loaded: &Loaded| job.train(world, loaded);
-    run_prepared(&layout, env, group, &job.device, prepare, train).map(|ended| ended[0])
+    let mut kept: Option<Arc<RunData>> = None;
+    in_place.run(env, |env, is_restart| {
+        let fresh = match is_restart {
+            true => starts_anew(config.run.dir.as_ref(), fresh)?,
+            false => fresh,
+        };
+        let prepare = |progress: &Progress| {
+            let start = config.start(fresh)?;
+            let data = match &kept {
+                Some(data) => data.clone(),
+                None => {
+                    let start = start.as_ref();
+                    RunData::load_with(&config, start, default_text, progress)?.into()
+                }
+            };
+            config.check_start(&layout, start.as_ref(), &data)?;
+            kept = Some(data.clone());
+            Ok(Loaded { data, start })
+        };
+        let job = DecoderRun {
+            config: config.clone(),
+            layout,
+            devices,
+            device: device.clone(),
+            fresh,
+            stops: &stops,
+        };
+        let train = |world: &Group, loaded: &Loaded| job.train(world, loaded);
+        run_prepared(&layout, env, group, &device, prepare, train).map(|ended| ended[0])
+    })
 }
 
 /// As [`find_place`], and sets how this process multiplies matrices.
@@ -119,16 +143,16 @@ struct Loaded {
 }
 
 /// The arguments of every rank of a run.
-struct DecoderRun {
+struct DecoderRun<'a> {
     config: Arc<TrainConfig>,
     layout: Layout,
     devices: Devices,
     device: Device,
     fresh: bool,
-    stops: Stops,
+    stops: &'a Stops,
 }
 
-impl DecoderRun {
+impl DecoderRun<'_> {
     fn train(&self, world: &Group, loaded: &Loaded) -> Result<Ended, TrainError> {
         let starting = Some(world.phase(Phase::Start));
         let pulse = world.pulse();
@@ -154,7 +178,7 @@ impl DecoderRun {
             config: &config,
             devices: self.devices,
             fresh: self.fresh,
-            stops: &self.stops,
+            stops: self.stops,
             groups: &groups,
             run,
             trainer,

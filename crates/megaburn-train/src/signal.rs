@@ -91,7 +91,16 @@ impl StopSignal {
 
     /// From now on there is something to save, so the first signal no longer ends the process.
     pub fn begin_training(&self) {
-        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = Phase::Training;
+        self.set_phase(Phase::Training);
+    }
+
+    /// From now on there is nothing to save, so the first signal ends the process again.
+    pub(crate) fn end_training(&self) {
+        self.set_phase(Phase::Starting);
+    }
+
+    fn set_phase(&self, phase: Phase) {
+        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
     }
 
     /// The first signal that asked the run to stop, if any. Calling this means that the caller

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -84,6 +85,8 @@ pub(crate) struct Stops {
     started: Instant,
     after: Option<Duration>,
     at_step: Option<u64>,
+    /// The steps that were done when the ranks agreed last.
+    steps: AtomicU64,
 }
 
 impl Stops {
@@ -100,7 +103,23 @@ impl Stops {
             started: start_of_launch(),
             after,
             at_step,
+            steps: AtomicU64::new(0),
         }
+    }
+
+    /// The steps that were done when the ranks agreed last.
+    pub(crate) fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
+    }
+
+    /// Whether a signal asked this rank to stop.
+    pub(crate) fn is_signalled(&self) -> bool {
+        self.signal.number().is_some()
+    }
+
+    /// From now on a signal ends the process, because there is nothing to save.
+    pub(crate) fn end_training(&self) {
+        self.signal.end_training();
     }
 
     /// From now on a first signal asks the run to save and stop.
@@ -162,6 +181,7 @@ impl Stops {
         };
         let mine = TensorData::from([StopReason::code(reason)]);
         let largest = groups.world.all_reduce(mine, ReduceOp::Max)?;
+        self.steps.store(step, Ordering::Relaxed);
         let codes: Vec<f64> = largest.try_to_vec().expect("the tensor is f64");
         Ok(StopReason::of_code(codes[0]))
     }

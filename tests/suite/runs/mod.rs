@@ -14,6 +14,7 @@ pub(crate) mod output;
 pub(crate) mod processes;
 mod profile;
 mod restarts;
+mod restarts_in_place;
 pub(crate) mod resume;
 pub(crate) mod run_folder;
 mod stored;

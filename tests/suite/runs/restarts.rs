@@ -12,12 +12,12 @@ use crate::runs::child::{PATIENCE, Ranks};
 use megaburn_test_support::run::Run;
 
 const MEGABURN: &str = env!("CARGO_BIN_EXE_megaburn-under-test");
-const STEPS: u64 = 12;
+pub(super) const STEPS: u64 = 12;
 
 /// `megaburn launch` of a run with two ranks, which saves every second step.
-fn launch(run: &Run, steps: u64, flags: &[&str], more: &[&str]) -> Ranks {
+pub(super) fn launch(run: &Run, layout: &str, steps: u64, flags: &[&str], more: &[&str]) -> Ranks {
     let sets = ["train.checkpoint_interval=2", "train.timeout_seconds=4"];
-    let train = run.args("dp2", steps, &sets);
+    let train = run.args(layout, steps, &sets);
     let mut args = vec!["launch", "--nproc", "2"];
     args.extend(flags);
     args.extend(["--", MEGABURN, "train"]);
@@ -27,7 +27,7 @@ fn launch(run: &Run, steps: u64, flags: &[&str], more: &[&str]) -> Ranks {
 }
 
 /// The process of a rank: one that runs `train` with this rank in its environment.
-fn process_of_rank(rank: usize, run: &Run) -> Option<Pid> {
+pub(super) fn process_of_rank(rank: usize, run: &Run) -> Option<Pid> {
     let config = run.path("config.toml").display().to_string();
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let is_rank = |process: &fs::DirEntry| {
@@ -50,7 +50,7 @@ fn process_of_rank(rank: usize, run: &Run) -> Option<Pid> {
 }
 
 /// The restarts that the starts in the metrics name, with their causes.
-fn restarts(run: &Run) -> Vec<(u64, String)> {
+pub(super) fn restarts(run: &Run) -> Vec<(u64, String)> {
     let text = fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
     let lines = text
         .lines()
@@ -66,12 +66,12 @@ fn restarts(run: &Run) -> Vec<(u64, String)> {
 fn a_run_whose_ranks_are_killed_ends_as_one_that_was_not_disturbed() {
     let (run, undisturbed) = (Run::new(), Run::new());
     fs::copy(run.path("text.txt"), undisturbed.path("text.txt")).unwrap();
-    launch(&undisturbed, STEPS, &[], &[]).finish();
+    launch(&undisturbed, "dp2", STEPS, &[], &[]).finish();
     // An old run is in the folder: it is replaced once, not at each restart.
     let mut old = run.args("dp2", 2, &[]);
     old.extend(["--set".into(), "run.seed=99".into()]);
     Ranks::threads(&old).finish();
-    let mut ranks = launch(&run, STEPS, &["--restarts", "5"], &["--fresh"]);
+    let mut ranks = launch(&run, "dp2", STEPS, &["--restarts", "5"], &["--fresh"]);
     for (victim, signal, step) in [(1, Signal::SIGKILL, 3), (0, Signal::SIGSTOP, 7)] {
         ranks.wait_until(|| run.steps().len() as u64 >= step && run.steps().len() < 12);
         let process = process_of_rank(victim, &run).expect("it runs");

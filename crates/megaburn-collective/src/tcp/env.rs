@@ -82,10 +82,7 @@ impl RankEnv {
         };
         let master_addr = without_brackets(text(&get, "MASTER_ADDR")?);
         let port = number(&get, "MASTER_PORT", 1, 65_535, "a port between 1 and 65535")?;
-        let mut master_port = port as u16;
-        if get("TORCHELASTIC_RUN_ID").is_some() {
-            master_port = master_port.checked_add(1).unwrap_or(master_port - 1);
-        }
+        let master_port = port_of_ranks(&get, port as u16);
         Ok(Some(Self {
             rank,
             world_size,
@@ -97,6 +94,16 @@ impl RankEnv {
             master_port,
             job_token: JobToken::from_lookup(&get),
         }))
+    }
+
+    /// This rank in another attempt of its job, with another `MASTER_ADDR`, `MASTER_PORT` and token.
+    pub fn in_attempt(self, master_addr: String, master_port: u16, job_token: JobToken) -> Self {
+        Self {
+            master_addr: without_brackets(master_addr),
+            master_port: port_of_ranks(&|name| std::env::var(name).ok(), master_port),
+            job_token,
+            ..self
+        }
     }
 
     /// Selects this rank's GPU among the `num_gpus` visible to this process: the one with its local
@@ -141,6 +148,14 @@ impl RankEnv {
         } else {
             format!("{}:{}", self.master_addr, self.master_port)
         }
+    }
+}
+
+/// The port on which rank 0 listens if `MASTER_PORT` is `port`.
+fn port_of_ranks(get: &impl Fn(&str) -> Option<String>, port: u16) -> u16 {
+    match get("TORCHELASTIC_RUN_ID") {
+        Some(_) => port.checked_add(1).unwrap_or(port - 1),
+        None => port,
     }
 }
 
@@ -231,6 +246,20 @@ mod tests {
         assert_eq!(of("[fe80::1]").master_addr, "fe80::1");
         assert_eq!(of("[::1]"), of("::1"));
         assert_eq!(of("[host]").master_addr, "[host]");
+    }
+
+    #[test]
+    fn a_rank_in_another_attempt_meets_the_others_elsewhere() {
+        let first = read(&[]).unwrap().unwrap();
+        let token = JobToken::secret("second");
+        let next = first
+            .clone()
+            .in_attempt("[::2]".into(), 29_501, token.clone());
+        assert_eq!(
+            (next.master(), &next.job_token),
+            ("[::2]:29501".into(), &token)
+        );
+        assert_eq!((next.rank, next.world_size), (first.rank, first.world_size));
     }
 
     #[test]

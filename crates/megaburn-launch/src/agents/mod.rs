@@ -24,11 +24,11 @@ use megaburn_collective::{JobToken, host_name};
 
 use crate::{
     error::LaunchError,
+    event::Event,
     host::{Attempt, Host},
     job::Job,
     launched::Launch,
     signals::StopRequests,
-    supervise::Event,
     verdict::Outcome,
 };
 use coordinator::Coordinator;

@@ -1,20 +1,12 @@
-use std::{process::Command, sync::mpsc::channel};
+use std::{process::Command, sync::mpsc::channel, thread};
 
 use super::*;
 
 /// A supervisor of one rank whose end is never reported, as if the rank hung in the kernel.
 fn held(options: &LaunchOptions) -> Supervisor<'_> {
     let child = Command::new("sleep").arg("600").spawn().unwrap();
-    let pid = Pid::from_raw(child.id().cast_signed());
     let mut run = Supervisor::new(options, 0, None);
-    let last_words = LastWords::default();
-    run.ranks.push(RankProcess {
-        rank: 0,
-        child,
-        pid,
-        last_words,
-        running: true,
-    });
+    run.add(RankProcess::of(child, 0, 0));
     run
 }
 
@@ -31,9 +23,9 @@ fn a_rank_that_sigkill_does_not_end_is_left_behind_by_name() {
     run.kill();
     run.supervise(&events);
     assert!(begin.elapsed() < Duration::from_secs(5));
-    let _ = run.ranks[0].child.kill();
-    run.ranks[0].child.wait().unwrap();
-    let outcome = run.into_outcome();
+    run.ranks[0].end();
+    let (outcome, waiting) = run.into_outcome();
+    assert!(waiting.is_empty());
     let text = outcome.to_string();
     assert!(
         text.contains(&format!("process {pid} is still running")),
@@ -71,4 +63,28 @@ fn ranks_that_stop_with_one_code_have_time_to_end_and_a_failure_among_them_cuts_
         run.settle();
         assert_eq!(left(&run) > SETTLE, code == 75, "{:?}", run.plan);
     }
+}
+
+#[test]
+fn a_rank_that_restarts_in_place_has_time_to_close_its_groups() {
+    let options = LaunchOptions::new(2, vec!["sleep".into()]);
+    let mut run = held(&options);
+    let said = FromRank::Waits { step: 3 };
+    run.hear(0, &FromRank::Enrolled);
+    run.settle();
+    let patience = |run: &Supervisor<'_>| match run.plan {
+        Plan::Terminate(at) => at.saturating_duration_since(Instant::now()),
+        plan => panic!("{plan:?}"),
+    };
+    assert!(patience(&run) > STOPPING / 2, "{:?}", run.plan);
+    run.hear(0, &said);
+    assert!(patience(&run) <= SETTLE);
+    let (_sender, events) = channel();
+    // It neither ended nor runs.
+    run.supervise(&events);
+    let (outcome, mut waiting) = run.into_outcome();
+    assert_eq!(outcome.to_string(), "rank 0 lost another rank");
+    assert_eq!(waiting[0].waits_after(), Some(3));
+    assert!(waiting[0].is_alive());
+    waiting[0].end();
 }

@@ -7,6 +7,7 @@
 #![cfg(target_os = "linux")]
 
 mod hosts;
+mod options;
 mod rank;
 mod restarts;
 mod run;
@@ -19,8 +20,9 @@ use std::{
 };
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use megaburn_launch::{LaunchOptions, RestartPolicy, launch, launch_child};
+use megaburn_launch::{LaunchOptions, launch, launch_child};
 use nix::sys::signal::Signal;
+use options::with_variables;
 use run::Run;
 
 /// The time limit of the tests: the timeout of collectives (`rank::TIMEOUT`) plus the promised 5 s.
@@ -56,32 +58,10 @@ fn main() -> ExitCode {
     ExitCode::from(code as u8)
 }
 
-/// Sets the options that the variables `TEST_*` give.
-fn with_variables(mut options: LaunchOptions) -> LaunchOptions {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().unwrap());
-    if let Some(port) = number("TEST_PORT") {
-        options = options.with_master(None, Some(port as u16));
-    }
-    if let Some(restarts) = number("TEST_RESTARTS") {
-        options = options.with_restart(RestartPolicy::new(restarts));
-    }
-    if let Some(node) = number("TEST_NODE") {
-        let port = number("TEST_AGENT_PORT").map(|port| port as u16);
-        let master_port = options.master_port;
-        options = options
-            .with_master(Some("127.0.0.1".into()), master_port)
-            .with_nodes(2, node)
-            .with_spares(number("TEST_SPARES").unwrap_or(0))
-            .with_agent_port(port)
-            .with_host_timeout(Duration::from_secs(8));
-    }
-    options
-}
-
 type Test = fn() -> Result<(), Failed>;
 
 fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 31] = [
+    let tests: [(&str, Test); 33] = [
         (
             "spares_come_and_go_while_others_run",
             hosts::spares_come_and_go,
@@ -95,6 +75,14 @@ fn trials() -> Vec<Trial> {
             hosts::stopped_before_the_start,
         ),
         ("ranks_that_fail_are_started_again", restarts::succeeds),
+        (
+            "ranks_that_lose_a_peer_restart_in_place_while_that_helps",
+            restarts::in_place,
+        ),
+        (
+            "ranks_that_wait_end_with_their_own_code_if_no_restart_is_left",
+            restarts::in_place_without_restart,
+        ),
         (
             "a_job_without_a_restart_left_ends_with_the_code_of_the_failure",
             restarts::spent,

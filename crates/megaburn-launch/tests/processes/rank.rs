@@ -13,7 +13,8 @@ use burn::tensor::TensorData;
 use megaburn_collective::{
     CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, ReduceOp, connect,
 };
-use megaburn_launch::{EXIT_PEER_FAILED, tie_to_launcher};
+use megaburn_launch::{EXIT_PEER_FAILED, Launched, RestartInPlace, tie_to_launcher};
+use nix::sys::signal::{Signal, raise};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
 /// The timeout of a collective.
@@ -36,6 +37,9 @@ pub(crate) fn run(mode: &[String]) -> i32 {
         timeout: TIMEOUT,
         ..Default::default()
     };
+    if mode[0] == "in-place" {
+        return in_place(env, group);
+    }
     let world = match connect(&ConnectOptions::new(env).with_group(group)) {
         Ok(world) => world,
         Err(error) => {
@@ -97,6 +101,35 @@ pub(crate) fn run(mode: &[String]) -> i32 {
         other => panic!("no mode {other}"),
     }
     0
+}
+
+/// Rank 1 is killed twice. The others say that they made no progress in between.
+fn in_place(mut env: RankEnv, group: GroupOptions) -> i32 {
+    let mut launcher = RestartInPlace::enroll().expect("the launcher restarts in place");
+    loop {
+        let attempt = Launched::from_env().expect("a launcher").attempt;
+        println!("attempt {attempt} is process {}", std::process::id());
+        let world = connect(&ConnectOptions::new(env.clone()).with_group(group)).unwrap();
+        if attempt == 2 {
+            println!("sum {}", sum(&world, 1).unwrap());
+            return 0;
+        }
+        let error = loop {
+            match sum(&world, 1) {
+                Ok(_) if world.rank() == 1 => raise(Signal::SIGKILL).unwrap(),
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        drop(world);
+        match launcher.wait(&env, 5) {
+            Some(next) => env = next,
+            None => {
+                eprintln!("{error}");
+                return EXIT_PEER_FAILED;
+            }
+        }
+    }
 }
 
 /// All-reduces `rank + 1` over all ranks, checks that all elements are equal, and returns their

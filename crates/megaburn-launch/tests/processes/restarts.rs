@@ -77,3 +77,55 @@ pub(crate) fn stopped_in_pause() -> Result<(), Failed> {
     assert!(has_line(&end, "stopped by SIGTERM"), "{end:?}");
     Ok(())
 }
+
+/// Launches ranks of this program that restart in place.
+fn launch_in_place(restarts: &str) -> End {
+    let this = std::env::current_exe().unwrap();
+    let command = [this.to_str().unwrap(), "rank", "in-place"];
+    let env = [("TEST_RESTARTS", restarts), ("TEST_IN_PLACE", "1")];
+    Run::launch(3, &command, &env).end(PROMISED)
+}
+
+pub(crate) fn in_place() -> Result<(), Failed> {
+    let end = launch_in_place("3");
+    assert_eq!(end.code, Some(0), "{end:?}");
+    for text in [
+        "restart in place: ranks 0, 2; started anew: rank 1",
+        "no restart in place: ranks failed again after step 5",
+    ] {
+        assert!(has_line(&end, text), "{text}: {end:?}");
+    }
+    // The sum of 1, 2 and 3, in the third attempt.
+    assert_eq!(
+        end.out
+            .iter()
+            .filter(|line| line.ends_with("sum 6"))
+            .count(),
+        3
+    );
+    let process = |rank: usize, attempt: usize| {
+        let prefix = if rank == 0 {
+            String::new()
+        } else {
+            format!("[rank {rank}] ")
+        };
+        let start = format!("{prefix}attempt {attempt} is process ");
+        let found = end.out.iter().find_map(|line| line.strip_prefix(&start));
+        found.unwrap_or_else(|| panic!("{start}: {end:?}"))
+    };
+    for rank in [0, 2] {
+        assert_eq!(process(rank, 0), process(rank, 1), "{end:?}");
+        assert_ne!(process(rank, 1), process(rank, 2), "{end:?}");
+    }
+    assert_ne!(process(1, 0), process(1, 1), "{end:?}");
+    Ok(())
+}
+
+pub(crate) fn in_place_without_restart() -> Result<(), Failed> {
+    let end = launch_in_place("1");
+    assert_eq!(end.code, Some(137), "{end:?}");
+    assert!(has_line(&end, "no restart is left of 1 restart"), "{end:?}");
+    // Each says why it ended.
+    assert!(has_line(&end, "lost rank 1"), "{end:?}");
+    Ok(())
+}

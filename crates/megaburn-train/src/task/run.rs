@@ -18,6 +18,8 @@ use crate::{
     config::IneffectiveKey,
     device::{Devices, choose_gemm},
     error::TrainError,
+    fresh::starts_anew,
+    in_place::InPlace,
     monitor::Monitor,
     rank_run::RankRun,
     ranks::run_prepared,
@@ -57,23 +59,42 @@ pub fn train_task<T: TrainTask>(
             });
         }
     };
-    let job = TaskRun {
-        task,
-        config,
-        layout,
-        devices,
-        device,
-        fresh,
-        stops,
+    let in_place = InPlace {
+        device: &device,
+        stops: &stops,
+        is_possible: true,
     };
-    let prepare = |_: &_| {
-        let data = task.data(&job.config.task);
-        let data = data.map_err(|why| TaskRunError::cannot("open its data", why))?;
-        job.config.check_data(&data)?;
-        Ok(Arc::new(data))
-    };
-    let train = |world: &Group, data: &Arc<DataOf<T>>| job.train(world, data);
-    run_prepared(&layout, env, group, &job.device, prepare, train).map(|ended| ended[0])
+    let mut kept: Option<Arc<DataOf<T>>> = None;
+    in_place.run(env, |env, is_restart| {
+        let fresh = match is_restart {
+            true => starts_anew(config.run.run.dir.as_ref(), fresh)?,
+            false => fresh,
+        };
+        let prepare = |_: &_| {
+            let data = match &kept {
+                Some(data) => data.clone(),
+                None => {
+                    let data = task.data(&config.task);
+                    let data = data.map_err(|why| TaskRunError::cannot("open its data", why))?;
+                    config.check_data(&data)?;
+                    Arc::new(data)
+                }
+            };
+            kept = Some(data.clone());
+            Ok(data)
+        };
+        let job = TaskRun {
+            task,
+            config: &config,
+            layout,
+            devices,
+            device: device.clone(),
+            fresh,
+            stops: &stops,
+        };
+        let train = |world: &Group, data: &Arc<DataOf<T>>| job.train(world, data);
+        run_prepared(&layout, env, group, &device, prepare, train).map(|ended| ended[0])
+    })
 }
 
 /// Determines the layout and the devices of this process.
@@ -98,19 +119,19 @@ fn place<C: serde::Serialize>(
 /// The arguments of every rank of a run.
 struct TaskRun<'a, T: TrainTask> {
     task: &'a T,
-    config: TaskConfig<T::Config>,
+    config: &'a TaskConfig<T::Config>,
     layout: Layout,
     devices: Devices,
     device: Device,
     fresh: bool,
-    stops: Stops,
+    stops: &'a Stops,
 }
 
 impl<T: TrainTask> TaskRun<'_, T> {
     fn train(&self, world: &Group, data: &Arc<DataOf<T>>) -> Result<Ended, TrainError> {
         let starting = Some(world.phase(Phase::Start));
         let pulse = world.pulse();
-        let config = &self.config;
+        let config = self.config;
         let limit = config.run.train.step_timeout();
         let _monitor = Monitor::start(world.rank(), pulse.clone(), limit)?;
         let (fresh, layout) = (self.fresh, self.layout);
@@ -134,7 +155,7 @@ impl<T: TrainTask> TaskRun<'_, T> {
             config: &config.run,
             devices: self.devices,
             fresh: self.fresh,
-            stops: &self.stops,
+            stops: self.stops,
             groups: &groups,
             run,
             trainer,

@@ -47,6 +47,10 @@ pub(super) struct LaunchArgs {
     #[arg(long, value_name = "SECONDS", requires = "restarts",
         value_parser = clap::value_parser!(u64).range(1..))]
     restart_window: Option<u64>,
+    /// Restart ranks that only lost a peer in their own processes, which keep their CUDA context, compiled
+    /// kernels and data. The others are started anew.
+    #[arg(long, requires = "restarts")]
+    restart_in_place: bool,
     /// Number of hosts beyond --nnodes that wait to replace one that is lost or fails repeatedly;
     /// their launchers have the node ranks from --nnodes on.
     #[arg(long, value_name = "S", default_value_t = 0)]
@@ -73,6 +77,7 @@ impl LaunchArgs {
             .with_job_token(self.job_token.map(JobToken::secret))
             .with_log_dir(self.log_dir)
             .with_restart(RestartPolicy::new(self.restarts).with_window(window))
+            .with_restart_in_place(self.restart_in_place)
             .with_spares(self.spares)
             .with_agent_port(self.agent_port)
             .with_host_timeout(Duration::from_secs(self.host_timeout));

@@ -1,0 +1,214 @@
+//! The process of a rank.
+
+use std::{
+    io,
+    process::Child,
+    sync::{
+        PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{Receiver, Sender},
+    },
+    thread,
+    time::Duration,
+};
+
+use nix::{sys::signal::Signal, unistd::Pid};
+
+use crate::{
+    child::{await_end, group_runs, signal, start},
+    event::Event,
+    in_place::{FromRank, RankLink, Restart},
+    job::Job,
+    options::LaunchOptions,
+    output::{LastWords, Sink, Source, Streams, pass_on_all},
+    verdict::EndedBy,
+};
+
+/// How often the launcher checks whether the other processes of a rank have ended, once its first
+/// process was killed.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The process of a rank and its state.
+#[derive(Debug)]
+pub(crate) struct RankProcess {
+    /// Distinguishes it from other processes that this launcher starts, also from earlier ones with
+    /// the same process id.
+    pub(crate) serial: usize,
+    pub(crate) rank: usize,
+    pub(crate) pid: Pid,
+    pub(crate) standing: Standing,
+    child: Child,
+    last_words: LastWords,
+    outputs: Vec<Receiver<()>>,
+    link: Option<RankLink>,
+}
+
+/// What the launcher knows of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It runs, and ends if it loses a peer.
+    Runs,
+    /// It runs, and waits for a restart if it loses a peer.
+    Enrolled,
+    /// It lost a peer after this number of steps, and waits for a restart.
+    Waits { step: u64 },
+    /// It has ended, or is abandoned.
+    Ended,
+}
+
+impl RankProcess {
+    /// Starts local rank `local_rank`; its events are sent to `events`.
+    ///
+    /// # Errors
+    /// The system cannot start the process or a thread.
+    pub(crate) fn start(
+        options: &LaunchOptions,
+        local_rank: usize,
+        attempt: usize,
+        job: &Job,
+        events: &Sender<Event>,
+        streams: &Streams,
+    ) -> io::Result<Self> {
+        static STARTED: AtomicUsize = AtomicUsize::new(0);
+        let serial = STARTED.fetch_add(1, Ordering::Relaxed);
+        let (link, stdin) = options
+            .restarts_in_place()
+            .then(RankLink::new)
+            .transpose()?
+            .unzip();
+        let child = start(options, local_rank, attempt, job, stdin)?;
+        let rank = options.node_rank * options.nproc + local_rank;
+        let mut process = Self::of(child, serial, rank);
+        process.link = link;
+        process.watch(local_rank, events, streams)?;
+        Ok(process)
+    }
+
+    pub(crate) fn of(child: Child, serial: usize, rank: usize) -> Self {
+        Self {
+            serial,
+            rank,
+            pid: Pid::from_raw(child.id().cast_signed()),
+            standing: Standing::Runs,
+            child,
+            last_words: LastWords::default(),
+            outputs: Vec::new(),
+            link: None,
+        }
+    }
+
+    /// Starts the threads that wait for its end, pass on its output, and hear what it says.
+    fn watch(
+        &mut self,
+        local_rank: usize,
+        events: &Sender<Event>,
+        streams: &Streams,
+    ) -> io::Result<()> {
+        let &mut Self {
+            serial, rank, pid, ..
+        } = self;
+        if let Some(link) = &self.link {
+            let events = events.clone();
+            link.listen(move |said| {
+                let _ = events.send(Event::Said { serial, said });
+            })?;
+        }
+        let events = events.clone();
+        thread::Builder::new()
+            .name(format!("wait-{rank}"))
+            .spawn(move || {
+                let killed = await_end(pid);
+                // Sending cannot fail: the launcher waits for every rank that it started.
+                let _ = events.send(Event::Ended { serial, killed });
+                while killed && group_runs(pid) {
+                    thread::sleep(LOOK);
+                }
+                let _ = events.send(Event::GroupEnded { serial });
+            })?;
+        let from = |sink| Source {
+            rank,
+            local_rank,
+            sink,
+        };
+        let out = self.child.stdout.take().expect("stdout is piped");
+        let err = self.child.stderr.take().expect("stderr is piped");
+        let words = self.last_words.clone();
+        let outputs = [
+            pass_on_all(streams, from(Sink::Out), out, None)?,
+            pass_on_all(streams, from(Sink::Err), err, Some(words))?,
+        ];
+        self.outputs.extend(outputs);
+        Ok(())
+    }
+
+    /// Whether it must still end, or wait for a restart.
+    pub(crate) fn is_running(&self) -> bool {
+        matches!(self.standing, Standing::Runs | Standing::Enrolled)
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.standing == Standing::Ended
+    }
+
+    /// Whether its process exists, for a rank that waited while nothing supervised it.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// The number of steps after which it lost a peer, if it waits for a restart.
+    pub(crate) fn waits_after(&self) -> Option<u64> {
+        match self.standing {
+            Standing::Waits { step } => Some(step),
+            _ => None,
+        }
+    }
+
+    /// Takes note of what it says.
+    pub(crate) fn hear(&mut self, said: &FromRank) {
+        self.standing = match (self.standing, said) {
+            (Standing::Ended, _) => Standing::Ended,
+            (_, FromRank::Enrolled) => Standing::Enrolled,
+            (_, &FromRank::Waits { step }) => Standing::Waits { step },
+        };
+    }
+
+    /// Lets it meet the other ranks again. If it has ended meanwhile, the launcher learns that as of
+    /// any other rank.
+    pub(crate) fn restart(&mut self, restart: &Restart) {
+        self.standing = Standing::Enrolled;
+        lock(&self.last_words).clear();
+        let _ = self.link.as_ref().map(|link| link.restart(restart));
+    }
+
+    /// Ends it, if it waits for a restart: it then exits with its error.
+    pub(crate) fn dismiss(&mut self) {
+        self.link = None;
+        self.standing = Standing::Runs;
+    }
+
+    /// Records its end, and kills the processes that it left running.
+    pub(crate) fn end(&mut self) -> EndedBy {
+        signal(self.pid, Signal::SIGKILL);
+        self.standing = Standing::Ended;
+        match self.child.wait() {
+            Ok(status) => EndedBy::of(status),
+            // The exit status was already collected elsewhere, so it is unknown and counts as a
+            // failure.
+            Err(_) => EndedBy::Code(1),
+        }
+    }
+
+    /// The last lines that it wrote to standard error.
+    pub(crate) fn last_words(&self) -> Vec<String> {
+        lock(&self.last_words).iter().cloned().collect()
+    }
+
+    /// What ends when its output has been passed on.
+    pub(crate) fn outputs(&self) -> &[Receiver<()>] {
+        &self.outputs
+    }
+}
+
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,122 @@
+//! Restarts in place: a rank that only lost a peer leaves its groups and trains again in the same
+//! process, with its device, its compiled kernels and its data.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::{prelude::Device, tensor::Tensor};
+use megaburn_collective::{CollectiveError, RankEnv};
+use megaburn_launch::RestartInPlace;
+
+use crate::{error::TrainError, exit::Exit, failure, stop::Stops};
+
+/// A rank that may meet the others again.
+pub(crate) struct InPlace<'a> {
+    pub(crate) device: &'a Device,
+    pub(crate) stops: &'a Stops,
+    /// Whether this process can train again with what it has read so far.
+    pub(crate) is_possible: bool,
+}
+
+impl InPlace<'_> {
+    /// Calls `run`, and calls it again when the launcher restarts this rank in place. The second
+    /// argument of `run` says whether this is such a restart.
+    ///
+    /// # Errors
+    /// The error of the last call.
+    pub(crate) fn run<T>(
+        &self,
+        env: Option<RankEnv>,
+        mut run: impl FnMut(Option<RankEnv>, bool) -> Result<T, TrainError>,
+    ) -> Result<T, TrainError> {
+        let launched = env.as_ref().filter(|_| self.is_possible);
+        let launcher = launched.and_then(|_| RestartInPlace::enroll());
+        let (Some(mut launcher), Some(mut env)) = (launcher, env.clone()) else {
+            return run(env, false);
+        };
+        let mut is_restart = false;
+        loop {
+            let error = match run(Some(env.clone()), is_restart) {
+                Err(error) if has_lost_peer(&error) => error,
+                ended => return ended,
+            };
+            tracing::warn!("rank {} waits to restart in place: {error}", env.rank);
+            // From now on a signal ends the process; one that came before asked the run to stop.
+            self.stops.end_training();
+            if self.stops.is_signalled() {
+                return Err(error);
+            }
+            if let Err(failed) = check(self.device) {
+                tracing::error!("rank {} cannot restart in place: {failed}", env.rank);
+                return Err(error);
+            }
+            env = match launcher.wait(&env, self.stops.steps()) {
+                Some(env) => env,
+                None => return Err(error),
+            };
+            is_restart = true;
+        }
+    }
+}
+
+/// Whether a rank ended only because another one did, or did not answer.
+fn has_lost_peer(error: &TrainError) -> bool {
+    let first = match error.collective() {
+        Some(CollectiveError::Unusable { first, .. }) => Some(&**first),
+        other => other,
+    };
+    let is_lost = matches!(
+        first,
+        Some(
+            CollectiveError::Timeout { .. }
+                | CollectiveError::Stalled { .. }
+                | CollectiveError::PeerLost { .. }
+                | CollectiveError::Aborted { .. }
+        )
+    );
+    is_lost && error.exit() == Exit::PeerLost
+}
+
+/// Computes a number on the device, which fails if the device does not work any more.
+fn check(device: &Device) -> Result<(), TrainError> {
+    let compute = || {
+        let one = Tensor::<1>::from_data([1.0f32], device);
+        failure::read(one.clone() + one)
+    };
+    match catch_unwind(AssertUnwindSafe(compute)) {
+        Ok(Ok(2.0)) => Ok(()),
+        Ok(Ok(found)) => Err(TrainError::Device {
+            why: format!("it computed 1 + 1 = {found}"),
+        }),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(TrainError::Device {
+            why: "it does not compute any more".into(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use megaburn_collective::{GroupOptions, run_threads};
+
+    use super::*;
+
+    #[test]
+    fn a_rank_that_lost_a_peer_may_restart_and_one_that_failed_itself_may_not() {
+        let ranks = run_threads(2, GroupOptions::default(), |world| {
+            if world.rank() == 0 {
+                return Err(TrainError::Set { text: "abc".into() });
+            }
+            // The first call fails, and the second one because of the first.
+            let lost = [(); 2].map(|()| TrainError::from(world.barrier().unwrap_err()));
+            Ok(lost.map(|error| has_lost_peer(&error)))
+        });
+        let own = TrainError::Set { text: "abc".into() };
+        assert!(!has_lost_peer(&own));
+        assert_eq!(ranks[1].as_ref().unwrap(), &[true; 2]);
+    }
+
+    #[test]
+    fn a_device_that_computes_is_found_to_work() {
+        check(&Device::flex()).unwrap();
+    }
+}

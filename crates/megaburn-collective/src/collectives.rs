@@ -75,7 +75,7 @@ impl Group {
             let mine = Payload::new(bytes);
             let len = mine.as_slice().len();
             if len <= SINGLE_EXCHANGE {
-                let all = self.exchange(link, &call, deadline, |_| mine.clone())?;
+                let all = self.share(link, &call, deadline, mine.clone())?;
                 return Ok(TensorData::from_bytes(sum_of(&all)?, shape, dtype));
             }
             let elements = len / dtype.size();
@@ -101,7 +101,8 @@ impl Group {
     /// # Errors
     /// See [`CollectiveError`].
     /// # Collective
-    /// All members; each sends its data to every other.
+    /// All members; each sends its data to every other, or along a tree if the data is small and the
+    /// group large.
     pub fn all_gather(&self, data: TensorData) -> Result<TensorData, CollectiveError> {
         if self.size() == 1 {
             return Ok(data);
@@ -109,8 +110,7 @@ impl Group {
         let call = self.next_call(Collective::AllGather, data.dtype(), data.shape());
         let (bytes, mut shape, dtype) = data.into_parts();
         self.run(&call, |link, deadline| {
-            let mine = Payload::new(bytes);
-            let all = self.exchange(link, &call, deadline, |_| mine.clone())?;
+            let all = self.share(link, &call, deadline, Payload::new(bytes))?;
             let Some(first) = shape.first_mut() else {
                 return Err(self.bad_argument(&call, "a scalar has no dimension to gather along"));
             };
@@ -228,7 +228,7 @@ impl Group {
     /// # Errors
     /// See [`CollectiveError`].
     /// # Collective
-    /// All members; the root sends its data to every other.
+    /// All members; the root sends its data to every other, in a large group along a tree.
     pub fn broadcast(&self, data: TensorData, root: usize) -> Result<TensorData, CollectiveError> {
         if self.size() == 1 && root == 0 {
             return Ok(data);
@@ -249,7 +249,7 @@ impl Group {
             } else {
                 Payload::empty()
             };
-            let all = self.exchange(link, &call, deadline, |_| mine.clone())?;
+            let all = self.share(link, &call, deadline, mine)?;
             let value = all.into_iter().nth(root).expect("the root is a member");
             Ok(TensorData::from_bytes(value.into_bytes(), shape, dtype))
         })
@@ -262,6 +262,24 @@ impl Group {
     /// # Collective
     /// All members; sends no data.
     pub fn barrier(&self) -> Result<(), CollectiveError> {
+        if self.size() == 1 {
+            return Ok(());
+        }
+        let call = self.next_call(Collective::Barrier, DType::U8, &[0]);
+        self.run(&call, |link, deadline| {
+            self.share(link, &call, deadline, Payload::empty())
+                .map(drop)
+        })
+    }
+
+    /// Exchanges a message with every other member, as a barrier of two for each pair. A barrier of a
+    /// large group exchanges messages with three members only.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`]; a member that cannot be reached is named.
+    /// # Collective
+    /// All members; sends no data.
+    pub fn meet_all(&self) -> Result<(), CollectiveError> {
         if self.size() == 1 {
             return Ok(());
         }

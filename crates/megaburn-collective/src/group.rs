@@ -19,6 +19,13 @@ use crate::{
     recorder::FlightRecord,
 };
 
+/// The name of the group of all ranks.
+const WORLD: &str = "world";
+/// Up to this many ranks, each has a connection to all others also in a tree.
+const MAX_DIRECT_WORLD: usize = 4;
+/// In groups that share tensors, a direct message is faster than several along a tree.
+const MAX_DIRECT: usize = 16;
+
 /// A rank's handle on a set of ranks that communicate: the members, this rank's number among them,
 /// the run's seed and the collectives. Cloning is cheap and refers to the same group.
 ///
@@ -38,6 +45,8 @@ pub(crate) struct Inner {
     pub(crate) channel: u64,
     pub(crate) options: GroupOptions,
     pub(crate) activity: Arc<Activity>,
+    /// In a group of more members, small contributions travel along a tree.
+    max_direct: usize,
     seq: AtomicU64,
     /// Counts of messages sent to and received from each member by `send` and `recv`.
     pairs: Mutex<Vec<[u64; 2]>>,
@@ -69,12 +78,12 @@ impl Group {
         assert!(rank < size, "rank {rank} of {size}");
         let options = GroupOptions::default();
         let activity = Activity::new(rank, options);
-        Self::assemble("world", (0..size).collect(), rank, options, activity, None)
+        Self::assemble(WORLD, (0..size).collect(), rank, options, activity, None)
     }
 
     /// The world group of a single rank, which never communicates.
     pub(crate) fn alone(options: GroupOptions) -> Self {
-        Self::of_one("world", options)
+        Self::of_one(WORLD, options)
     }
 
     fn of_one(name: &str, options: GroupOptions) -> Self {
@@ -88,7 +97,7 @@ impl Group {
         let size = link.transport.world_size();
         let activity = link.transport.activity().clone();
         Self::assemble(
-            "world",
+            WORLD,
             (0..size).collect(),
             rank,
             options,
@@ -108,6 +117,11 @@ impl Group {
         let channel = xxh3_64(format!("{name} {members:?}").as_bytes());
         let pairs = Mutex::new(vec![[0; 2]; members.len()]);
         let name = name.to_string();
+        let max_direct = if name == WORLD {
+            MAX_DIRECT_WORLD
+        } else {
+            MAX_DIRECT
+        };
         let seq = AtomicU64::new(0);
         Self(Arc::new(Inner {
             name,
@@ -116,6 +130,7 @@ impl Group {
             channel,
             options,
             activity,
+            max_direct,
             seq,
             pairs,
             #[cfg(feature = "cuda")]
@@ -266,6 +281,11 @@ impl Group {
             thread::sleep(FAILURE_GRACE);
             link.transport.abort(self.global_rank(), reason);
         }
+    }
+
+    /// Whether small contributions of all members travel along a tree.
+    pub(crate) fn is_along_tree(&self) -> bool {
+        self.size() > self.0.max_direct
     }
 
     /// The member `steps` places further in the ring of members.

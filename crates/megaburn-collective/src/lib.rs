@@ -23,6 +23,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod activity;
+mod along_tree;
 mod busy;
 mod call;
 mod clock;
@@ -56,6 +57,7 @@ pub mod tensors;
 mod threads;
 mod traced;
 mod transport;
+mod tree;
 
 pub use activity::Quiet;
 pub use busy::Phase;

@@ -11,11 +11,15 @@ use crate::{error::CollectiveError, group::Group};
 /// # Errors
 /// See [`CollectiveError`].
 /// # Collective
-/// All members; each sends its text to member 0.
+/// All members; each sends its text to member 0, in a large group along a tree. All wait for all.
 pub fn gather<T: Serialize + DeserializeOwned>(
     group: &Group,
     mine: &T,
 ) -> Result<Vec<T>, CollectiveError> {
+    if group.is_along_tree() && !group.is_rehearsal() {
+        let parts = group.gather_along_tree(encode(mine))?;
+        return Ok(parts.iter().map(|part| decode(part)).collect());
+    }
     let mut parts = vec![bytes(Vec::new()); group.size()];
     parts[0] = bytes(encode(mine));
     let parts = group.all_to_all(parts)?;

@@ -75,6 +75,12 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         deadline: Deadline,
     ) -> Result<(), TransportError>;
 
+    /// Whether a message to rank `peer` can be sent without first opening a connection. If not, one
+    /// is opened in the background; it also brings the news that the rank has ended.
+    fn reach(&self, _peer: usize) -> bool {
+        true
+    }
+
     /// Sends `overdue` to rank `to`, but only if that does not block.
     fn say(&self, to: usize, overdue: TimeoutProbe);
 
@@ -105,6 +111,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         mut deadline: Deadline,
     ) -> Result<Message, TransportError> {
         let mut worked: Option<Instant> = None;
+        self.reach(from);
         loop {
             let arrived = self.mailbox().take(from, channel, deadline);
             if !matches!(arrived, Err(TransportError::Timeout)) {

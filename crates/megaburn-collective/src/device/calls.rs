@@ -147,7 +147,7 @@ impl Group {
         if is_new {
             control.run(&call, |link, deadline| {
                 control
-                    .exchange(link, &call, deadline, |_| Payload::empty())
+                    .share(link, &call, deadline, Payload::empty())
                     .map(drop)
             })?;
         }

@@ -197,7 +197,8 @@ fn send(
     };
     let bytes = serde_json::to_vec(&bulletin).expect("a bulletin is serializable");
     let payload = Payload::new(Bytes::from_bytes_vec(bytes));
-    for peer in peers {
+    // A digest must not wait for a connection: the next one is due in a second.
+    for peer in peers.filter(|peer| transport.reach(*peer)) {
         let message = Message {
             call: call.clone(),
             payload: payload.clone(),

@@ -1,28 +1,35 @@
-//! Rank 0's side of the rendezvous: it gathers all ranks, sends each the addresses of the others,
-//! and starts the run when all ranks are connected to each other.
+//! Rank 0's side of the rendezvous: it gathers all ranks, gives each its place in the tree of ranks,
+//! and starts the run when all are connected to the ranks next to them.
 
 use std::{
-    net::{IpAddr, TcpListener, TcpStream},
+    borrow::Borrow,
+    net::{IpAddr, Ipv4Addr, TcpListener, TcpStream},
     thread,
     time::{Duration, Instant},
 };
 
 use super::{
     ConnectOptions, RankEnv,
+    acceptor::Acceptor,
     admission::{self, Refusal},
     ended::Ended,
+    endpoint::{Endpoint, Pass},
     hosts::Hosts,
     introductions::{Introduction, Introductions},
     refusals::Refusals,
     socket::{self, Pending, TICK, Until},
-    wire::{ControlMessage, Frame, Hello, StartFailure, Table, read_frame, write_frame},
+    transport::TcpTransport,
+    wire::{ControlMessage, Frame, Hello, Place, StartFailure, read_frame, write_frame},
 };
-use crate::{clock, error::CollectiveError, host_name};
+use crate::{clock, error::CollectiveError, host_name, tree};
 
 /// A rank that does not accept a short message within this time is stopped.
 const SHORT: Duration = Duration::from_secs(2);
 /// The interval at which rank 0 reports that it is still waiting.
 const SIGN: Duration = Duration::from_secs(1);
+/// The least time between two reports of the missing ranks, and between two looks for ranks that
+/// have left.
+const REPORT: Duration = Duration::from_millis(100);
 /// How long rank 0 waits for late ranks, to notify them that a rank cannot start.
 pub(super) const OTHERS_COME: Duration = Duration::from_secs(30);
 
@@ -50,34 +57,26 @@ struct Coordinator<'a> {
     failure: Option<StartFailure>,
 }
 
-/// The connections to ranks `1..world_size`, all of them ready.
+/// Gathers all ranks and starts the run.
 pub(super) fn gather(
     listener: &TcpListener,
     options: &ConnectOptions,
-) -> Result<Vec<Option<TcpStream>>, CollectiveError> {
+) -> Result<TcpTransport, CollectiveError> {
     let mut host = Coordinator::new(options, None);
     let gathered = host.await_all(listener);
     if let Some(failure) = host.failure {
         return Err(Ended::CannotStart(failure).into());
     }
-    let result = gathered
-        .and_then(|()| host.hand_out_table())
-        .and_then(|()| host.await_ready())
-        .and_then(|()| Ok(host.tell_all(&ControlMessage::Go)?));
-    if let Err(ended) = result {
+    let started = gathered.and_then(|()| host.start());
+    started.map_err(|ended| {
         // A rank that receives this fails with the same reason; any other rank sees its connection
         // end.
         let _ = host.tell_all(&match &ended {
             Ended::Because(why) => ControlMessage::Refused { why: why.clone() },
             Ended::CannotStart(failure) => ControlMessage::CannotStart(failure.clone()),
         });
-        return Err(ended.into());
-    }
-    Ok(host
-        .guests
-        .into_iter()
-        .map(|guest| Some(guest?.stream))
-        .collect())
+        ended.into()
+    })
 }
 
 /// Notifies every rank that connects that rank 0 cannot start, until all have received it.
@@ -112,39 +111,51 @@ impl<'a> Coordinator<'a> {
         let mut introductions = Introductions::new();
         let mut told = self.missing();
         let mut signed = clock::now();
-        while !told.is_empty() {
+        let mut reported = signed;
+        loop {
             introductions.accept(listener)?;
             while let Some(introduction) = introductions.next() {
                 self.admit(introduction)?;
             }
-            for guest in &mut self.guests {
-                // Ranks that were notified of a failure leave and do not come back.
-                if self.failure.is_none()
-                    && guest
-                        .as_ref()
-                        .is_some_and(|g| socket::pending(&g.stream) == Pending::Closed)
-                {
-                    *guest = None;
-                }
+            let is_due = clock::now() - reported >= REPORT;
+            if is_due || self.missing().is_empty() {
+                self.drop_those_that_left();
             }
             let missing = self.missing();
+            if missing.is_empty() {
+                return Ok(());
+            }
             // A rank that has left meanwhile is noticed above.
-            if missing != told {
+            if is_due && missing != told {
                 let _ = self.tell_all(&ControlMessage::Missing {
                     ranks: missing.clone(),
                 });
                 told = missing;
             }
+            if is_due {
+                reported = clock::now();
+            }
             if clock::now() - signed >= SIGN {
                 signed = clock::now();
                 let _ = self.tell_all(&ControlMessage::Waiting);
             }
-            if !told.is_empty() {
-                self.check_time()?;
-                thread::sleep(TICK);
+            self.check_time()?;
+            thread::sleep(TICK);
+        }
+    }
+
+    /// Ranks that were notified of a failure leave and do not come back.
+    fn drop_those_that_left(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        for guest in &mut self.guests {
+            let has_left =
+                |guest: &ConnectedWorker| socket::pending(&guest.stream) == Pending::Closed;
+            if guest.as_ref().is_some_and(has_left) {
+                *guest = None;
             }
         }
-        Ok(())
     }
 
     fn admit(&mut self, introduction: Introduction) -> Result<(), Ended> {
@@ -207,22 +218,59 @@ impl<'a> Coordinator<'a> {
         Ok(hello)
     }
 
-    fn hand_out_table(&mut self) -> Result<(), Ended> {
+    /// Starts the run with all ranks.
+    fn start(&mut self) -> Result<TcpTransport, Ended> {
         // All ranks have arrived: the rest takes no longer than a collective.
         self.deadline = self.deadline.min(clock::now() + self.options.meshing());
         let nonce = random().map_err(|error| format!("cannot read random bytes: {error}"))?;
-        let peer = |guest: &Option<ConnectedWorker>| match guest {
+        // Once the run has started, another job may use the port at which ranks meet.
+        let listener = socket::listen(self.env.master_addr_for_peers(), 0)
+            .map_err(|error| error.to_string())?;
+        let port = listener.local_addr().map_err(|error| error.to_string())?;
+        let guests = self.guests.iter().flatten();
+        let mut here = guests.map(|guest| guest.host).filter(IpAddr::is_loopback);
+        let home = here.next().unwrap_or(Ipv4Addr::LOCALHOST.into());
+        let pass = Pass {
+            token: self.env.job_token.clone(),
+            nonce,
+        };
+        let world = (0, self.env.world_size);
+        let endpoint = Endpoint::new(world, self.options.group, pass, home);
+        let address = |guest: &Option<ConnectedWorker>| match guest {
             Some(guest) if guest.host.is_loopback() => (None, guest.port),
             Some(guest) => (Some(guest.host), guest.port),
-            None => (None, 0),
+            None => (None, port.port()),
         };
-        let peers = self.guests.iter().map(peer).collect();
-        Ok(self.tell_all(&ControlMessage::Table(Table { nonce, peers }))?)
+        let addresses: Vec<_> = self.guests.iter().map(address).collect();
+        endpoint.learn(addresses.clone());
+        let acceptor = Acceptor::start(listener, &endpoint)
+            .map_err(|error| format!("cannot start a thread: {error}"))?;
+        let transport = TcpTransport::new(endpoint.clone(), Some(acceptor));
+        let place = |rank: usize| {
+            let above = tree::parent(rank).unwrap_or_default();
+            let above = addresses[above];
+            ControlMessage::Place(Place { nonce, above })
+        };
+        let started = self
+            .tell_each(place)
+            .map_err(Ended::from)
+            .and_then(|()| self.await_ready(&endpoint))
+            .and_then(|()| Ok(self.tell_all(&ControlMessage::Go)?));
+        match started {
+            Ok(()) => Ok(transport),
+            Err(ended) => {
+                transport.give_up("the run did not start");
+                Err(ended)
+            }
+        }
     }
 
-    fn await_ready(&mut self) -> Result<(), Ended> {
+    /// Waits until every rank is connected to those next to it.
+    fn await_ready(&mut self, endpoint: &Endpoint) -> Result<(), Ended> {
         let mut waiting = self.missing_of(|_| true);
+        let mut has_passed_on = false;
         while !waiting.is_empty() {
+            has_passed_on = has_passed_on || endpoint.pass_on_addresses()?.is_none();
             let mut still = Vec::new();
             for &rank in &waiting {
                 let guest = self.guests[rank].as_ref().expect("all ranks are connected");
@@ -302,10 +350,17 @@ impl<'a> Coordinator<'a> {
     }
 
     fn tell_all(&self, word: &ControlMessage) -> Result<(), String> {
+        self.tell_each(|_| word)
+    }
+
+    fn tell_each<W: Borrow<ControlMessage>>(
+        &self,
+        word: impl Fn(usize) -> W,
+    ) -> Result<(), String> {
         let mut result = Ok(());
         for (rank, guest) in self.guests.iter().enumerate() {
             if let Some(guest) = guest
-                && let Err(why) = say(&guest.stream, word)
+                && let Err(why) = say(&guest.stream, word(rank).borrow())
             {
                 result = result.and(Err(format!("rank {rank} left while connecting: {why}")));
             }

@@ -3,12 +3,16 @@
 use std::{
     collections::VecDeque,
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
-    sync::mpsc::{Receiver, Sender, channel},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, channel},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use super::{
+    endpoint::STACK_BYTES,
     socket::{self, Until},
     wire::{ControlMessage, Frame, read_frame},
 };
@@ -32,15 +36,18 @@ pub(super) struct Introduction {
     pub(super) said: Result<ControlMessage, String>,
 }
 
+/// What is done with a caller that introduced itself or failed to, on the thread that read it.
+type Handler = dyn Fn(Introduction) + Send + Sync;
+
 /// The callers at one port.
-#[derive(Debug)]
-pub(super) struct Introductions {
-    done: Sender<(u64, Introduction)>,
-    introduced: Receiver<(u64, Introduction)>,
-    /// Callers that have sent nothing yet, the longest silent first.
-    silent: VecDeque<Silent>,
+pub(super) struct Callers {
+    handle: Arc<Handler>,
+    silent: SilentCallers,
     next_id: u64,
 }
+
+/// Callers that have sent nothing yet, the longest silent first.
+type SilentCallers = Arc<Mutex<VecDeque<Silent>>>;
 
 #[derive(Debug)]
 struct Silent {
@@ -49,14 +56,93 @@ struct Silent {
     stream: TcpStream,
 }
 
+impl Callers {
+    pub(super) fn new(handle: impl Fn(Introduction) + Send + Sync + 'static) -> Self {
+        Self {
+            handle: Arc::new(handle),
+            silent: SilentCallers::default(),
+            next_id: 0,
+        }
+    }
+
+    /// Accepts one caller at `listener`, if there is one and no more than [`MOST`] are silent.
+    /// Returns whether there was one.
+    ///
+    /// # Errors
+    /// The listener fails.
+    pub(super) fn accept(&mut self, listener: &TcpListener) -> Result<bool, String> {
+        if !self.has_room() {
+            return Ok(false);
+        }
+        let next = socket::accept(listener).map_err(|error| format!("cannot accept: {error}"))?;
+        let Some((stream, from)) = next else {
+            return Ok(false);
+        };
+        let id = self.next_id;
+        self.next_id += 1;
+        if let Ok(stream) = stream.try_clone() {
+            let since = clock::now();
+            lock(&self.silent).push_back(Silent { id, since, stream });
+        }
+        self.listen_in_background(id, stream, from);
+        Ok(true)
+    }
+
+    /// Reads on a thread or, if none can be created, here for a moment.
+    fn listen_in_background(&self, id: u64, stream: TcpStream, from: SocketAddr) {
+        let here = stream.try_clone();
+        let introduce = |handle: Arc<Handler>, silent: SilentCallers, patience| {
+            move |stream| {
+                let introduction = listen(stream, from, patience);
+                lock(&silent).retain(|silent| silent.id != id);
+                handle(introduction);
+            }
+        };
+        let read = introduce(self.handle.clone(), self.silent.clone(), PATIENCE);
+        let spawned = thread::Builder::new()
+            .name("introduction".into())
+            .stack_size(STACK_BYTES)
+            .spawn(move || read(stream));
+        if let (Err(_), Ok(stream)) = (spawned, here) {
+            introduce(self.handle.clone(), self.silent.clone(), INLINE)(stream);
+        }
+    }
+
+    /// Whether another caller can be accepted. At the limit, drops the caller that has been silent
+    /// longest, if it has been silent long enough.
+    fn has_room(&self) -> bool {
+        let mut silent = lock(&self.silent);
+        if silent.len() < MOST {
+            return true;
+        }
+        let is_long = |silent: &Silent| clock::now() - silent.since >= SILENT;
+        let has_room = silent.front().is_some_and(is_long);
+        if has_room && let Some(longest) = silent.pop_front() {
+            // Its thread notices that the connection is closed.
+            let _ = longest.stream.shutdown(Shutdown::Both);
+        }
+        has_room
+    }
+}
+
+fn lock(silent: &SilentCallers) -> MutexGuard<'_, VecDeque<Silent>> {
+    silent.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The callers at one port, one after the other.
+pub(super) struct Introductions {
+    callers: Callers,
+    introduced: Receiver<Introduction>,
+}
+
 impl Introductions {
     pub(super) fn new() -> Self {
         let (done, introduced) = channel();
+        // The rendezvous may be over when a caller introduces itself.
+        let callers = Callers::new(move |introduction| drop(done.send(introduction)));
         Self {
-            done,
+            callers,
             introduced,
-            silent: VecDeque::new(),
-            next_id: 0,
         }
     }
 
@@ -65,66 +151,13 @@ impl Introductions {
     /// # Errors
     /// The listener fails.
     pub(super) fn accept(&mut self, listener: &TcpListener) -> Result<(), String> {
-        while self.has_room() {
-            let next =
-                socket::accept(listener).map_err(|error| format!("cannot accept: {error}"))?;
-            let Some((stream, from)) = next else {
-                return Ok(());
-            };
-            let id = self.next_id;
-            self.next_id += 1;
-            if let Ok(stream) = stream.try_clone() {
-                self.silent.push_back(Silent {
-                    id,
-                    since: clock::now(),
-                    stream,
-                });
-            }
-            self.listen_in_background(id, stream, from);
-        }
+        while self.callers.accept(listener)? {}
         Ok(())
-    }
-
-    /// Reads on a thread or, if none can be created, here for a moment.
-    fn listen_in_background(&self, id: u64, stream: TcpStream, from: SocketAddr) {
-        let done = self.done.clone();
-        let here = stream.try_clone();
-        let introduce = move || {
-            // The rendezvous may be over by now.
-            let _ = done.send((id, listen(stream, from, PATIENCE)));
-        };
-        let spawned = thread::Builder::new()
-            .name("introduction".into())
-            .spawn(introduce);
-        if let (Err(_), Ok(stream)) = (spawned, here) {
-            let _ = self.done.send((id, listen(stream, from, INLINE)));
-        }
     }
 
     /// Returns the next caller that introduced itself or failed to.
     pub(super) fn next(&mut self) -> Option<Introduction> {
-        let (id, introduction) = self.introduced.try_recv().ok()?;
-        self.silent.retain(|silent| silent.id != id);
-        Some(introduction)
-    }
-
-    /// Whether another caller can be accepted. At the limit, drops the caller that has been silent
-    /// longest, if it has been silent long enough.
-    fn has_room(&mut self) -> bool {
-        if self.silent.len() < MOST {
-            return true;
-        }
-        let longest = self
-            .silent
-            .front()
-            .filter(|silent| clock::now() - silent.since >= SILENT);
-        let has_room = longest.is_some();
-        if let Some(silent) = longest {
-            // Its thread notices that the connection is closed.
-            let _ = silent.stream.shutdown(Shutdown::Both);
-            self.silent.pop_front();
-        }
-        has_room
+        self.introduced.try_recv().ok()
     }
 }
 
@@ -159,7 +192,7 @@ mod tests {
         let mut introductions = Introductions::new();
         let found = loop {
             introductions.accept(&listener).unwrap();
-            assert!(introductions.silent.len() <= MOST);
+            assert!(lock(&introductions.callers.silent).len() <= MOST);
             match introductions.next() {
                 Some(introduction) if introduction.said.is_ok() => break introduction,
                 _ => thread::sleep(Duration::from_millis(5)),

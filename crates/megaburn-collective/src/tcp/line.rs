@@ -1,8 +1,11 @@
-//! The sending half of one connection, which several threads of a rank share.
+//! A connection, which several threads of a rank write to.
 
 use std::{
     net::{Shutdown, TcpStream},
-    sync::{Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{
+        Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -19,6 +22,8 @@ pub(super) struct Line {
     pub(super) stream: TcpStream,
     /// Held while writing; true once a frame was cut short, after which no other frame can follow.
     torn: Mutex<bool>,
+    /// Whether everything that the peer sent has been read.
+    has_ended: AtomicBool,
 }
 
 impl Line {
@@ -26,7 +31,18 @@ impl Line {
         Self {
             stream,
             torn: Mutex::new(false),
+            has_ended: AtomicBool::new(false),
         }
+    }
+
+    /// Records that the connection has ended and nothing more will be read.
+    pub(super) fn end_reading(&self) {
+        self.has_ended.store(true, Ordering::Release);
+    }
+
+    /// Whether nothing more will be read.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, bool> {

@@ -1,18 +1,26 @@
 //! Ranks as processes on one or several hosts, over TCP.
 //!
-//! All ranks meet at rank 0 (`MASTER_ADDR:MASTER_PORT`), learn the addresses of the others, and
-//! connect to each of them; afterwards rank 0 is a rank like any other. A caller without the job's
-//! token ([`JobToken`]) is refused. The connections are not encrypted: run only in a network that
-//! all hosts trust.
+//! All ranks meet at rank 0 (`MASTER_ADDR:MASTER_PORT`), which gives each its place in a tree
+//! ([`crate::tree`]). Each connects to the ranks next to it, at most three, and hears from them where
+//! all others listen; afterwards rank 0 is a rank like any other. Failures and the ends of ranks
+//! travel along the tree. Two ranks that exchange messages open a connection of their own at the
+//! first one.
+//!
+//! A caller without the job's token ([`JobToken`]) is refused at every port. The connections are not
+//! encrypted: run only in a network that all hosts trust.
 
+mod acceptor;
 mod admission;
 mod build;
 mod coordinator;
 mod ended;
+mod endpoint;
 mod env;
+mod flood;
 mod hosts;
 mod introductions;
 mod line;
+mod reader;
 mod refusals;
 mod socket;
 mod token;
@@ -77,8 +85,8 @@ impl ConnectOptions {
     }
 }
 
-/// Joins a run over TCP. Returns this rank's world group when every rank is connected to every
-/// other. When the last handle on the group is dropped, the rank leaves in order; a process that
+/// Joins a run over TCP. Returns this rank's world group when every rank is connected to those next
+/// to it in a tree of all ranks. When the last handle on the group is dropped, the rank leaves in order; a process that
 /// ends without dropping it is a dead peer to the others.
 ///
 /// ```no_run
@@ -119,12 +127,10 @@ pub fn connect(options: &ConnectOptions) -> Result<Group, CollectiveError> {
     if env.world_size == 1 {
         return Ok(Group::alone(*group));
     }
-    let streams = match env.rank {
+    let transport = match env.rank {
         0 => coordinator::gather(&socket::listen(&env.master_addr, env.master_port)?, options)?,
         _ => worker::join(options)?,
     };
-    let transport = transport::TcpTransport::new(env.rank, *group, streams)
-        .map_err(|error| socket::rendezvous(format!("cannot start the reader thread: {error}")))?;
     Ok(Group::world(
         Arc::new(RankContext::new(Arc::new(transport))),
         *group,

@@ -177,6 +177,9 @@ fn is_shortage(error: &io::Error) -> bool {
     }
 }
 
+/// The number of callers that wait at a listener; the system may allow fewer.
+const BACKLOG: i32 = 4096;
+
 /// A non-blocking listener on which others reach this host under `name`. It binds exactly this
 /// address if `name` is an address (or `localhost`), and every interface if it is a host name,
 /// because a host often resolves its own name to another address than the others do.
@@ -197,6 +200,8 @@ pub(super) fn listen(name: &str, port: u16) -> Result<TcpListener, CollectiveErr
     for host in hosts {
         match TcpListener::bind((host, port)).and_then(|listener| {
             listener.set_nonblocking(true)?;
+            // All ranks may call at once; those that do not fit would wait for a second.
+            SockRef::from(&listener).listen(BACKLOG)?;
             Ok(listener)
         }) {
             Ok(listener) => return Ok(listener),
@@ -214,15 +219,21 @@ pub(super) fn listen(name: &str, port: u16) -> Result<TcpListener, CollectiveErr
     )))
 }
 
-/// Connects to any address of `name`, retrying until `deadline`.
-pub(super) fn dial(name: &str, port: u16, deadline: Instant) -> Result<TcpStream, String> {
+/// Connects to any address of `name`, retrying until `deadline` or until `give_up` returns true for
+/// an error.
+pub(super) fn dial(
+    name: &str,
+    port: u16,
+    deadline: Instant,
+    give_up: &dyn Fn(&io::Error) -> bool,
+) -> Result<TcpStream, String> {
     let mut pause = Duration::from_millis(10);
     loop {
         let error = match dial_once(name, port, deadline) {
             Ok(stream) => return Ok(stream),
             Err(error) => error,
         };
-        if clock::now() + pause >= deadline {
+        if clock::now() + pause >= deadline || give_up(&error) {
             return Err(error.to_string());
         }
         thread::sleep(pause);

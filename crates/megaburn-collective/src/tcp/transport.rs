@@ -1,17 +1,18 @@
 use std::{
-    io::BufReader,
-    net::{Shutdown, TcpStream},
+    net::Shutdown,
     sync::Arc,
-    thread::{self, JoinHandle},
+    thread,
     time::{Duration, Instant},
 };
 
-use burn::tensor::Bytes;
-
 use super::{
+    acceptor::Acceptor,
+    endpoint::{Endpoint, STACK_BYTES},
+    flood::tell_all,
     line::Line,
+    reader::AT_ONCE,
     socket::Until,
-    wire::{ControlMessage, Frame, read_frame},
+    wire::ControlMessage,
 };
 use crate::{
     activity::Activity,
@@ -20,24 +21,21 @@ use crate::{
     fault::{Channel, TransportError},
     mailbox::Mailbox,
     message::{Message, Payload},
-    options::GroupOptions,
     transport::{TimeoutProbe, Transport},
 };
 
 /// How long reporting a failure may block the rank that reports it.
 const FAILURE_GRACE: Duration = Duration::from_secs(1);
-/// How long a send may take for a message that no rank waits for.
-const AT_ONCE: Duration = Duration::from_millis(100);
 /// How long a leaving rank waits until the others have read its messages.
 const LINGER: Duration = Duration::from_secs(5);
 /// The same limit after a failure, when the remaining messages do not matter.
 const LINGER_FAILED: Duration = Duration::from_millis(200);
 /// A write may fail a moment before the reader learns the reason; wait this long for it.
 const REASON: Duration = Duration::from_secs(1);
-const READ_BUFFER: usize = 64 << 10;
 
-/// Ranks as processes, each connected to every other. One thread per peer puts received messages
-/// into the same [`Mailbox`] that the thread transport uses, so a send never waits for a receiver.
+/// Ranks as processes, each connected to the ranks next to it in a tree, and to those that it
+/// exchanges messages with. One thread per connection puts received messages into the same
+/// [`Mailbox`] that the thread transport uses, so a send never waits for a receiver.
 ///
 /// The number of queued messages is deliberately unlimited. A reader that stopped at a limit would
 /// no longer receive failures and questions, and a rank that waits for a later message of one group
@@ -48,57 +46,23 @@ const READ_BUFFER: usize = 64 << 10;
 /// allocated as its bytes arrive, not by the size in its header.
 #[derive(Debug)]
 pub(crate) struct TcpTransport {
-    rank: usize,
-    mailbox: Arc<Mailbox<Message>>,
-    activity: Arc<Activity>,
-    peers: Vec<Option<Peer>>,
-}
-
-#[derive(Debug)]
-struct Peer {
-    line: Arc<Line>,
-    reader: Option<JoinHandle<()>>,
+    endpoint: Arc<Endpoint>,
+    acceptor: Option<Acceptor>,
 }
 
 impl TcpTransport {
-    /// Creates the endpoint of `rank` from its connections, indexed by rank.
-    pub(super) fn new(
-        rank: usize,
-        options: GroupOptions,
-        streams: Vec<Option<TcpStream>>,
-    ) -> std::io::Result<Self> {
-        let mailbox = Arc::new(Mailbox::default());
-        let activity = Activity::new(rank, options);
-        let peers = Vec::with_capacity(streams.len());
-        let mut transport = Self {
-            rank,
-            mailbox,
-            activity,
-            peers,
-        };
-        for (from, stream) in streams.into_iter().enumerate() {
-            let Some(stream) = stream else {
-                transport.peers.push(None);
-                continue;
-            };
-            stream.set_read_timeout(None)?;
-            let line = Arc::new(Line::new(stream));
-            let reader = Reader {
-                from,
-                line: line.clone(),
-                mailbox: transport.mailbox.clone(),
-                activity: transport.activity.clone(),
-            };
-            let name = format!("rank-{rank}-from-{from}");
-            let reader = thread::Builder::new()
-                .name(name)
-                .spawn(move || reader.run())?;
-            transport.peers.push(Some(Peer {
-                line,
-                reader: Some(reader),
-            }));
-        }
-        Ok(transport)
+    pub(super) fn new(endpoint: Arc<Endpoint>, acceptor: Option<Acceptor>) -> Self {
+        Self { endpoint, acceptor }
+    }
+
+    #[cfg(test)]
+    pub(super) fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
+
+    /// Leaves at once, because the run does not start.
+    pub(super) fn give_up(self, why: &str) {
+        self.endpoint.mailbox.abort(self.endpoint.rank, why);
     }
 
     fn write(
@@ -109,146 +73,56 @@ impl TcpTransport {
         payload: Option<&Payload>,
         deadline: Deadline,
     ) -> Result<(), TransportError> {
-        let gone = || self.gone(to);
+        let mailbox = &self.endpoint.mailbox;
+        let gone = || mailbox.gone(to);
         if let Some(error) = gone() {
             return Err(error);
         }
-        let peer = self.peers[to]
-            .as_ref()
-            .expect("a rank never sends to itself");
-        let mut torn = peer.line.lock();
-        let overdue = || deadline.is_half_over() && self.mailbox.is_asked();
+        let overdue = || deadline.is_half_over() && mailbox.is_asked();
         let stop = || gone().is_some() || overdue();
-        let until = Until::new(&peer.line.stream, deadline.at()).or(&stop);
-        let Err((written, error)) = peer.line.write(&mut torn, until, word, channel, payload)
-        else {
+        let late = || {
+            let late = deadline.is_over() || overdue();
+            late.then(|| gone().unwrap_or(TransportError::Timeout))
+        };
+        let lost = |why: String| {
+            let lost = TransportError::Lost { peer: to, why };
+            mailbox.wait_gone(to, clock::now() + REASON).unwrap_or(lost)
+        };
+        let line = match self.endpoint.line(to, deadline.at(), &stop) {
+            Ok(line) => line,
+            Err(why) => return Err(late().unwrap_or_else(|| lost(why))),
+        };
+        let mut torn = line.lock();
+        let until = Until::new(&line.stream, deadline.at()).or(&stop);
+        let Err((written, error)) = line.write(&mut torn, until, word, channel, payload) else {
             return Ok(());
         };
         drop(torn);
         // Decide before shutting the connection down below, which the reader takes for the peer's
         // death.
-        let late = deadline.is_over() || overdue();
-        let late = late.then(|| gone().unwrap_or(TransportError::Timeout));
+        let late = late();
         if written > 0 {
-            let _ = peer.line.stream.shutdown(Shutdown::Both);
+            let _ = line.stream.shutdown(Shutdown::Both);
         }
-        if let Some(error) = late {
-            return Err(error);
-        }
-        let why = format!("its connection ended: {error}");
-        let lost = TransportError::Lost { peer: to, why };
-        Err(self
-            .mailbox
-            .wait_gone(to, clock::now() + REASON)
-            .unwrap_or(lost))
-    }
-
-    /// Sends to all at once, so that one stopped peer does not delay the message to the others.
-    fn tell_all(&self, word: &ControlMessage, deadline: Instant) {
-        thread::scope(|scope| {
-            for peer in self.others() {
-                let tell = || peer.line.last_word(word, deadline);
-                if thread::Builder::new().spawn_scoped(scope, tell).is_err() {
-                    peer.line.last_word(word, deadline);
-                }
-            }
-        });
-    }
-
-    fn others(&self) -> impl Iterator<Item = &Peer> {
-        self.peers.iter().flatten()
-    }
-}
-
-/// The thread that reads what one peer sends. It answers questions for its own rank, whose main
-/// thread may be busy.
-struct Reader {
-    from: usize,
-    line: Arc<Line>,
-    mailbox: Arc<Mailbox<Message>>,
-    activity: Arc<Activity>,
-}
-
-impl Reader {
-    /// Puts received messages into the mailbox until the connection ends.
-    fn run(self) {
-        let Self {
-            from,
-            line,
-            mailbox,
-            activity,
-        } = self;
-        let mut reader = BufReader::with_capacity(READ_BUFFER, &line.stream);
-        loop {
-            let Frame {
-                word,
-                channel,
-                payload,
-            } = match read_frame(&mut reader) {
-                Ok(Some(frame)) => frame,
-                Ok(None) => {
-                    return mailbox.die(
-                        from,
-                        "its connection closed without a message; \
-                    it may have been killed",
-                    );
-                }
-                Err(error) => return mailbox.die(from, &format!("its connection ended: {error}")),
-            };
-            match word {
-                ControlMessage::Data(call) => {
-                    let payload = Payload::new(Bytes::from_bytes_vec(payload));
-                    mailbox.deliver(from, channel, Message { call, payload });
-                }
-                ControlMessage::TimeoutProbe(TimeoutProbe::Question) => match activity.busy() {
-                    Some(busy) => {
-                        line.say(
-                            &ControlMessage::TimeoutProbe(TimeoutProbe::Busy(busy)),
-                            clock::now() + AT_ONCE,
-                        );
-                    }
-                    None => mailbox.ask(from),
-                },
-                ControlMessage::TimeoutProbe(TimeoutProbe::AlsoWaiting) => mailbox.answer(from),
-                ControlMessage::TimeoutProbe(TimeoutProbe::Busy(busy)) => {
-                    mailbox.answer_busy(from, busy)
-                }
-                ControlMessage::Abort { by, reason } => mailbox.abort(by, &reason),
-                ControlMessage::Leave => {
-                    mailbox.leave(from, "it finished and left");
-                    // The peer waits for this half of the connection to close, as proof that
-                    // everything was read.
-                    let _ = line.stream.shutdown(Shutdown::Write);
-                }
-                other => {
-                    return mailbox.die(
-                        from,
-                        &format!(
-                            "it sent an unexpected message: \
-                    {other:?}"
-                        ),
-                    );
-                }
-            }
-        }
+        Err(late.unwrap_or_else(|| lost(format!("its connection ended: {error}"))))
     }
 }
 
 impl Transport for TcpTransport {
     fn rank(&self) -> usize {
-        self.rank
+        self.endpoint.rank
     }
 
     fn world_size(&self) -> usize {
-        self.peers.len()
+        self.endpoint.world_size
     }
 
     fn mailbox(&self) -> &Mailbox<Message> {
-        &self.mailbox
+        &self.endpoint.mailbox
     }
 
     fn activity(&self) -> &Arc<Activity> {
-        &self.activity
+        &self.endpoint.activity
     }
 
     fn send(
@@ -267,9 +141,13 @@ impl Transport for TcpTransport {
         )
     }
 
+    fn reach(&self, peer: usize) -> bool {
+        self.endpoint.open_in_background(peer)
+    }
+
     fn say(&self, to: usize, overdue: TimeoutProbe) {
-        if let Some(peer) = &self.peers[to] {
-            peer.line.say(
+        if let Some(line) = self.endpoint.open_line(to) {
+            line.say(
                 &ControlMessage::TimeoutProbe(overdue),
                 clock::now() + AT_ONCE,
             );
@@ -277,39 +155,81 @@ impl Transport for TcpTransport {
     }
 
     fn abort(&self, by: usize, reason: &str) {
-        // Abort the own mailbox first: this stops the rank's other threads, which may be writing.
-        self.mailbox.abort(by, reason);
-        let word = ControlMessage::Abort {
-            by,
-            reason: reason.to_string(),
+        // Abort the own mailbox first: this stops the rank's other threads, which may be writing. If
+        // another failure was first, the others hear of that one.
+        self.endpoint.mailbox.abort(by, reason);
+        self.endpoint.spread(None);
+        self.endpoint.flood.await_end(clock::now() + FAILURE_GRACE);
+    }
+}
+
+impl Endpoint {
+    /// Whether there is a connection to `peer`. If not, opens one in the background.
+    fn open_in_background(self: &Arc<Self>, peer: usize) -> bool {
+        if self.open_line(peer).is_some() {
+            return true;
+        }
+        if peer == self.rank || self.is_calling(peer) || self.mailbox.gone(peer).is_some() {
+            return false;
+        }
+        let endpoint = self.clone();
+        let open = move || {
+            let stop = || endpoint.is_leaving() || endpoint.mailbox.gone(peer).is_some();
+            let deadline = Deadline::after(endpoint.patience());
+            let Err(why) = endpoint.line(peer, deadline.at(), &stop) else {
+                return;
+            };
+            // A rank that died is reported by the ranks next to it. One that has left is not always.
+            let known = endpoint.mailbox.wait_gone(peer, clock::now() + REASON);
+            if known.is_none() && !endpoint.is_leaving() && !deadline.is_over() {
+                let why = format!("it finished and left, or ended: {why}");
+                endpoint.mailbox.leave(peer, &why);
+            }
         };
-        self.tell_all(&word, clock::now() + FAILURE_GRACE);
+        // Without a thread, the next message to or from the peer opens it.
+        let thread = thread::Builder::new().name("open".into());
+        let _ = thread.stack_size(STACK_BYTES).spawn(open);
+        false
     }
 }
 
 impl Drop for TcpTransport {
-    /// Leaves in order: announces it and waits until the others have read everything.
+    /// Leaves in order: announces it and waits until the others have read everything. The ranks next
+    /// to this one hear last: they pass it on to ranks that may still be reading.
     fn drop(&mut self) {
+        let Self { endpoint, acceptor } = self;
         if thread::panicking() {
-            self.abort(self.rank, "it panicked");
+            endpoint.mailbox.abort(endpoint.rank, "it panicked");
+            endpoint.spread(None);
+            endpoint.flood.await_end(clock::now() + FAILURE_GRACE);
         }
-        let failed = self.gone(self.rank).is_some();
+        let failed = endpoint.mailbox.failure().is_some();
         let deadline = clock::now() + if failed { LINGER_FAILED } else { LINGER };
-        self.tell_all(&ControlMessage::Leave, deadline);
-        for peer in self.others() {
-            let _ = peer.line.stream.shutdown(Shutdown::Write);
+        endpoint.begin_leaving();
+        *acceptor = None;
+        let (next, others): (Vec<_>, Vec<_>) = endpoint
+            .open_lines()
+            .into_iter()
+            .partition(|(rank, _)| endpoint.is_neighbour(*rank));
+        for lines in [others, next] {
+            let lines: Vec<_> = lines.into_iter().map(|(_, line)| line).collect();
+            leave(&lines, deadline);
         }
-        for peer in self.peers.iter_mut().flatten() {
-            let Some(reader) = peer.reader.take() else {
-                continue;
-            };
-            while !reader.is_finished() && clock::now() < deadline {
-                thread::sleep(Duration::from_millis(1));
-            }
-            // Wakes a reader whose peer did not answer.
-            let _ = peer.line.stream.shutdown(Shutdown::Both);
-            let _ = reader.join();
+    }
+}
+
+/// Announces that this rank leaves, and waits until the others have read it.
+fn leave(lines: &[Arc<Line>], deadline: Instant) {
+    tell_all(lines.to_vec(), &ControlMessage::Leave, deadline);
+    for line in lines {
+        let _ = line.stream.shutdown(Shutdown::Write);
+    }
+    for line in lines {
+        while !line.has_ended() && clock::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
         }
+        // Wakes a reader whose peer did not answer.
+        let _ = line.stream.shutdown(Shutdown::Both);
     }
 }
 

@@ -11,7 +11,7 @@ use super::token::JobToken;
 use crate::{call::Call, fault::Channel, message::Payload, transport::TimeoutProbe};
 
 /// Ranks with another protocol version are refused.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 const MAGIC: [u8; 4] = *b"mgbn";
 const HEADER: usize = 24;
@@ -30,11 +30,22 @@ pub(super) enum ControlMessage {
     Missing { ranks: Vec<usize> },
     /// From rank 0, every second: it is still waiting.
     Waiting,
-    /// From rank 0, when all have arrived: the addresses of all ranks.
+    /// From rank 0, when all have arrived.
+    Place(Place),
+    /// Along the tree of all ranks: the addresses of all.
     Table(Table),
-    /// The introduction between two other ranks.
-    Peer { nonce: u64, from: usize, to: usize },
-    /// To rank 0: the sender is connected to all ranks.
+    /// The introduction of one rank to another.
+    Peer {
+        token: JobToken,
+        nonce: u64,
+        from: usize,
+        to: usize,
+    },
+    /// The answer to an introduction: the connection is kept.
+    Welcome,
+    /// The answer to an introduction: there is another connection between the two ranks.
+    Taken,
+    /// To rank 0: the sender is connected to the ranks next to it.
     Ready,
     /// From rank 0: all ranks are ready.
     Go,
@@ -48,8 +59,14 @@ pub(super) enum ControlMessage {
     TimeoutProbe(TimeoutProbe),
     /// Rank `by` failed first.
     Abort { by: usize, reason: String },
+    /// Rank `rank` ended out of order first.
+    Lost { rank: usize, why: String },
+    /// The sender has received an [`Abort`](Self::Abort) or [`Lost`](Self::Lost).
+    Heard,
     /// The sender finished.
     Leave,
+    /// Along the tree of all ranks: a rank finished and left.
+    Left { rank: usize },
 }
 
 /// A rank's introduction to rank 0.
@@ -86,15 +103,25 @@ pub(super) struct StartFailure {
     pub(super) code: i32,
 }
 
+/// A rank's place in the tree of all ranks.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Place {
+    /// Distinguishes this run's connections from other runs'.
+    pub(super) nonce: u64,
+    /// Where the rank above listens.
+    pub(super) above: Address,
+}
+
 /// The addresses on which the ranks listen.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Table {
-    /// Distinguishes this run's connections from other runs'.
-    pub(super) nonce: u64,
-    /// By rank. No address means the rank is on rank 0's host, at the address under which the
-    /// reader reached rank 0.
-    pub(super) peers: Vec<(Option<std::net::IpAddr>, u16)>,
+    /// By rank.
+    pub(super) peers: Vec<Address>,
 }
+
+/// Where a rank listens. No address means the rank is on rank 0's host, at the address under which
+/// the reader reached rank 0.
+pub(super) type Address = (Option<std::net::IpAddr>, u16);
 
 /// A control message with its payload.
 #[derive(Debug)]

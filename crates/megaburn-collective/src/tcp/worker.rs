@@ -1,23 +1,25 @@
-//! The rendezvous on all ranks but 0: the rank introduces itself to rank 0, learns the addresses of
-//! the others, and connects to each.
+//! The rendezvous on all ranks but 0: the rank introduces itself to rank 0, learns its place in the
+//! tree of ranks, connects to the rank above it, and waits for those below it.
 
 use std::{
-    net::{IpAddr, TcpListener, TcpStream},
+    net::{TcpListener, TcpStream},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use subtle::ConstantTimeEq;
-
 use super::{
-    ConnectOptions, RankEnv, build,
+    ConnectOptions,
+    acceptor::Acceptor,
+    build,
     coordinator::OTHERS_COME,
     ended::Ended,
-    introductions::{Introduction, Introductions},
+    endpoint::{Endpoint, Pass},
     socket::{self, Pending, TICK, Until, rendezvous},
-    wire::{ControlMessage, Frame, Hello, StartFailure, Table, VERSION, read_frame, write_frame},
+    transport::TcpTransport,
+    wire::{ControlMessage, Frame, Hello, Place, StartFailure, VERSION, read_frame, write_frame},
 };
-use crate::{clock, error::CollectiveError, host_name};
+use crate::{clock, error::CollectiveError, host_name, tree};
 
 /// A rank that does not send an expected message within this time is stopped.
 const SHORT: Duration = Duration::from_secs(5);
@@ -27,8 +29,8 @@ const SILENT: Duration = Duration::from_secs(5);
 /// The other ranks give up this much later than rank 0, so that its reason reaches them.
 const AFTER_RANK_0: Duration = Duration::from_secs(2);
 
-/// The connections to all other ranks.
-pub(super) fn join(options: &ConnectOptions) -> Result<Vec<Option<TcpStream>>, CollectiveError> {
+/// Joins the run.
+pub(super) fn join(options: &ConnectOptions) -> Result<TcpTransport, CollectiveError> {
     let env = &options.env;
     let at = |why: String| {
         rendezvous(format!(
@@ -42,41 +44,29 @@ pub(super) fn join(options: &ConnectOptions) -> Result<Vec<Option<TcpStream>>, C
         Ended::Because(why) => at(why),
         failed => failed.into(),
     };
-    let (master, listener, table) = introduce(options, None).map_err(ended)?;
-    let deadline = clock::now() + options.meshing() + AFTER_RANK_0;
-    let guest = Worker {
-        env,
-        deadline,
-        master,
-        listener,
-        nonce: table.nonce,
+    let (master, listener, place) = introduce(options, None).map_err(ended)?;
+    let home = master.peer_addr().map_err(|error| at(error.to_string()))?;
+    let pass = Pass {
+        token: env.job_token.clone(),
+        nonce: place.nonce,
     };
-    let meshed = guest.mesh(&table);
-    if let Err((why, tell)) = &meshed
-        && *tell
-    {
-        // Rank 0 forwards this to all ranks.
-        let why = format!("rank {}: {why}", env.rank);
-        let until = Until::new(&guest.master, clock::now() + SHORT);
-        let _ = write_frame(until, &ControlMessage::Refused { why }, 0, None);
+    let world = (env.rank, env.world_size);
+    let endpoint = Endpoint::new(world, options.group, pass, home.ip());
+    let acceptor = Acceptor::start(listener, &endpoint)
+        .map_err(|error| at(format!("cannot start a thread: {error}")))?;
+    let transport = TcpTransport::new(endpoint.clone(), Some(acceptor));
+    let guest = Worker {
+        deadline: clock::now() + options.meshing() + AFTER_RANK_0,
+        master,
+        endpoint,
+    };
+    match guest.take_place(&place) {
+        Ok(()) => Ok(transport),
+        Err(why) => {
+            transport.give_up("the run did not start");
+            Err(at(why))
+        }
     }
-    let mut streams = meshed.map_err(|(why, _)| at(why))?;
-    write_frame(
-        Until::new(&guest.master, deadline),
-        &ControlMessage::Ready,
-        0,
-        None,
-    )
-    .map_err(|(_, error)| at(format!("rank 0 disconnected: {error}")))?;
-    match read_frame(Until::new(&guest.master, deadline)) {
-        Ok(Some(Frame {
-            word: ControlMessage::Go,
-            ..
-        })) => {}
-        other => return Err(at(refusal(other))),
-    }
-    streams[0] = Some(guest.master);
-    Ok(streams)
 }
 
 /// Reports to rank 0, which notifies all others, that this rank cannot start.
@@ -85,11 +75,11 @@ pub(super) fn tell_failure(options: &ConnectOptions, why: StartFailure) {
     let _ = introduce(options, Some(why));
 }
 
-/// Connects to rank 0 and waits for its table, or reports why this rank cannot start.
+/// Connects to rank 0 and waits for a place in the tree, or reports why this rank cannot start.
 fn introduce(
     options: &ConnectOptions,
     failure: Option<StartFailure>,
-) -> Result<(TcpStream, TcpListener, Table), Ended> {
+) -> Result<(TcpStream, TcpListener, Place), Ended> {
     let env = &options.env;
     let begin = clock::now();
     let end = begin + options.rendezvous_timeout;
@@ -102,7 +92,7 @@ fn introduce(
     };
     let mut missing = None;
     loop {
-        let master = socket::dial(&env.master_addr, env.master_port, reach)
+        let master = socket::dial(&env.master_addr, env.master_port, reach, &|_| false)
             .map_err(|error| format!("rank 0 cannot be reached in time: {error}"))?;
         let listener = socket::listen(env.master_addr_for_peers(), 0).map_err(|e| e.to_string())?;
         let port = listener
@@ -132,10 +122,10 @@ fn introduce(
             let until = until();
             match read_frame(Until::new(&master, until)) {
                 Ok(Some(Frame {
-                    word: ControlMessage::Table(table),
+                    word: ControlMessage::Place(place),
                     ..
                 })) => {
-                    return Ok((master, listener, table));
+                    return Ok((master, listener, place));
                 }
                 Ok(Some(Frame {
                     word: ControlMessage::Waiting,
@@ -190,87 +180,83 @@ fn outlast(master: &TcpStream, until: Instant) {
     while let Ok(Some(_)) = read_frame(Until::new(master, until)) {}
 }
 
-/// A rank that has received the table.
-#[derive(Debug)]
-struct Worker<'a> {
-    env: &'a RankEnv,
+/// A rank that has received its place.
+struct Worker {
     deadline: Instant,
     master: TcpStream,
-    listener: TcpListener,
-    nonce: u64,
+    endpoint: Arc<Endpoint>,
 }
 
-impl Worker<'_> {
-    /// Connects to the lower ranks and accepts the connections of the higher ones. The `bool` of an
-    /// error says whether rank 0 still has to be notified.
-    fn mesh(&self, table: &Table) -> Result<Vec<Option<TcpStream>>, (String, bool)> {
-        let mut streams: Vec<Option<TcpStream>> = table.peers.iter().map(|_| None).collect();
-        for (to, &peer) in table.peers.iter().enumerate().take(self.env.rank).skip(1) {
-            streams[to] = Some(self.call(to, peer).map_err(|why| (why, true))?);
+/// Why a rank does not take its place.
+enum NoPlace {
+    /// Rank 0 has to be notified.
+    Untold(String),
+    Told(String),
+}
+
+impl Worker {
+    /// Connects to the ranks next to this one and waits until the run starts.
+    fn take_place(&self, place: &Place) -> Result<(), String> {
+        match self.connect(place) {
+            Ok(()) => {}
+            Err(NoPlace::Told(why)) => return Err(why),
+            Err(NoPlace::Untold(why)) => {
+                // Rank 0 forwards this to all ranks.
+                let rank = self.endpoint.rank;
+                let why_for_all = format!("rank {rank}: {why}");
+                let until = Until::new(&self.master, clock::now() + SHORT);
+                let word = ControlMessage::Refused { why: why_for_all };
+                let _ = write_frame(until, &word, 0, None);
+                return Err(why);
+            }
         }
-        let mut introductions = Introductions::new();
+        let until = || Until::new(&self.master, self.deadline);
+        write_frame(until(), &ControlMessage::Ready, 0, None)
+            .map_err(|(_, error)| format!("rank 0 disconnected: {error}"))?;
+        match read_frame(until()) {
+            Ok(Some(Frame {
+                word: ControlMessage::Go,
+                ..
+            })) => Ok(()),
+            other => Err(refusal(other)),
+        }
+    }
+
+    /// Connects to the rank above this one, waits for those below it and for the addresses of all,
+    /// and passes these on.
+    fn connect(&self, place: &Place) -> Result<(), NoPlace> {
+        let endpoint = &self.endpoint;
+        // From here on, rank 0 sends a message only if the rendezvous failed.
+        let is_over = || socket::pending(&self.master) != Pending::Nothing;
+        let heard = || {
+            let said = read_frame(Until::new(&self.master, clock::now() + SHORT));
+            NoPlace::Told(refusal(said))
+        };
+        if let Some(above) = tree::parent(endpoint.rank) {
+            let called = endpoint.line_to(above, place.above, self.deadline, &is_over);
+            called.map_err(|why| match is_over() {
+                true => heard(),
+                false => NoPlace::Untold(why),
+            })?;
+        }
         loop {
-            let missing: Vec<_> = (self.env.rank + 1..streams.len())
-                .filter(|&i| streams[i].is_none())
-                .collect();
-            if missing.is_empty() {
-                return Ok(streams);
-            }
-            introductions
-                .accept(&self.listener)
-                .map_err(|why| (why, true))?;
-            while let Some(Introduction { stream, from, said }) = introductions.next() {
-                match self.identify(&said) {
-                    Some(rank) if missing.contains(&rank) => streams[rank] = Some(stream),
-                    _ => tracing::warn!(
-                        "rank {}: refused an unknown connection from {from}",
-                        self.env.rank
-                    ),
-                }
-            }
-            // From here on, rank 0 sends a message only if the rendezvous failed.
-            if socket::pending(&self.master) != Pending::Nothing {
-                let said = read_frame(Until::new(&self.master, clock::now() + SHORT));
-                return Err((refusal(said), false));
+            let passed_on = endpoint.pass_on_addresses().map_err(NoPlace::Untold)?;
+            let Some(missing) = passed_on else {
+                return Ok(());
+            };
+            if is_over() {
+                return Err(heard());
             }
             if clock::now() >= self.deadline {
-                return Err((
-                    format!("ranks {missing:?} did not connect to it in time"),
-                    true,
-                ));
+                let why = if missing.is_empty() {
+                    "the addresses of the others did not arrive in time".into()
+                } else {
+                    format!("ranks {missing:?} did not connect to it in time")
+                };
+                return Err(NoPlace::Untold(why));
             }
             thread::sleep(TICK);
         }
-    }
-
-    fn call(&self, to: usize, (host, port): (Option<IpAddr>, u16)) -> Result<TcpStream, String> {
-        let host = match host {
-            Some(host) => host,
-            None => self
-                .master
-                .peer_addr()
-                .map_err(|error| error.to_string())?
-                .ip(),
-        };
-        let failed = |why: String| format!("cannot connect to rank {to} at {host} {port}: {why}");
-        let stream = socket::dial(&host.to_string(), port, self.deadline).map_err(failed)?;
-        let word = ControlMessage::Peer {
-            nonce: self.nonce,
-            from: self.env.rank,
-            to,
-        };
-        write_frame(Until::new(&stream, self.deadline), &word, 0, None)
-            .map_err(|(_, error)| failed(error.to_string()))?;
-        Ok(stream)
-    }
-
-    /// Identifies the calling rank; `None` for a stranger.
-    fn identify(&self, said: &Result<ControlMessage, String>) -> Option<usize> {
-        let Ok(ControlMessage::Peer { nonce, from, to }) = said else {
-            return None;
-        };
-        let is_ours: bool = nonce.ct_eq(&self.nonce).into();
-        (is_ours && *to == self.env.rank).then_some(*from)
     }
 }
 

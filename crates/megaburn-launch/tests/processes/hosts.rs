@@ -1,6 +1,11 @@
 //! Jobs of several hosts, played by launchers on this one, that are started again.
 
-use std::{net::TcpListener, thread, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
 
 use libtest_mimic::Failed;
 use nix::sys::signal::Signal;
@@ -183,6 +188,69 @@ pub(crate) fn other_options() -> Result<(), Failed> {
     assert_sum(&first.end(LIMIT));
     assert_sum(&second.end(LIMIT));
     Ok(())
+}
+
+/// A caller at the port of the launchers that does not show the token hears nothing of the job, and
+/// changes nothing.
+pub(crate) fn stranger() -> Result<(), Failed> {
+    let job = Job::new("0");
+    let mut first = job.host("0", "patient");
+    let shape =
+        "{\"nnodes\":2,\"nproc\":1,\"spares\":0,\"restarts\":3,\"restart_window_seconds\":null}";
+    let hello = |token: &str| {
+        format!(
+            "{{\"token\":{{\"text\":\"{token}\"}},\"node\":1,\"host\":\"h\",\"shape\":{shape},\
+            \"launcher\":\"77\",\"started\":null}}\n"
+        )
+    };
+    let words = [
+        hello(""),
+        hello("another"),
+        "{\"node\":1}\n".into(),
+        "\"Beat\"\n".into(),
+        "GET / HTTP/1.1\r\n\r\n".into(),
+    ];
+    for words in &words {
+        let heard = call(&job.agents, words);
+        let is_refusal = heard.contains("another job token");
+        assert!(heard.is_empty() || is_refusal, "{words:?}: {heard:?}");
+        assert!(
+            is_refusal || !words.contains("launcher"),
+            "{words:?}: {heard:?}"
+        );
+    }
+    // With the token the same message is one of a launcher.
+    let right = call(&job.agents, &hello("the token of this job"));
+    assert!(!right.contains("another job token"), "{right:?}");
+    let mut second = job.host("1", "patient");
+    let pids = [first.pids()[0], second.pids()[0]];
+    first.signal(Signal::SIGTERM);
+    for host in [first, second] {
+        assert_eq!(host.end(LIMIT).code, Some(0));
+    }
+    run::assert_gone(&pids);
+    Ok(())
+}
+
+/// What is heard at a port in answer to a message, until the other side hangs up or for a second.
+fn call(port: &str, words: &str) -> String {
+    let address = format!("127.0.0.1:{port}");
+    let until = Instant::now() + Duration::from_secs(10);
+    let mut stream = loop {
+        match TcpStream::connect(&address) {
+            Ok(stream) => break stream,
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    stream
+        .set_read_timeout(Some(Duration::from_secs(1)))
+        .unwrap();
+    stream.write_all(words.as_bytes()).unwrap();
+    let mut heard = Vec::new();
+    // The other side may reset the connection, or wait for more.
+    let _ = stream.read_to_end(&mut heard);
+    String::from_utf8_lossy(&heard).into_owned()
 }
 
 pub(crate) fn lost_coordinator() -> Result<(), Failed> {

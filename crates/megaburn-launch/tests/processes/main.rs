@@ -12,6 +12,7 @@ mod rank;
 mod restarts;
 mod run;
 mod stopping;
+mod tree;
 
 use std::{
     net::TcpListener,
@@ -61,7 +62,10 @@ fn main() -> ExitCode {
 type Test = fn() -> Result<(), Failed>;
 
 fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 33] = [
+let tests: [(&str, Test); 36] = [
+        ("a_killed_rank_is_named_by_those_behind_it", tree::killed),
+        ("a_failure_passes_a_stopped_rank", tree::passes_stopped),
+        ("a_caller_without_the_token_is_no_launcher", hosts::stranger),
         (
             "spares_come_and_go_while_others_run",
             hosts::spares_come_and_go,

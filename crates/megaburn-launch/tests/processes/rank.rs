@@ -25,7 +25,7 @@ pub(crate) fn run(mode: &[String]) -> i32 {
     tie_to_launcher().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2] {
-        if ["patient", "slow", "stubborn"].contains(&mode[0].as_str()) {
+        if ["patient", "slow", "stubborn", "barriers"].contains(&mode[0].as_str()) {
             signal_hook::flag::register(signal, stop.clone()).unwrap();
         }
     }
@@ -80,6 +80,25 @@ pub(crate) fn run(mode: &[String]) -> i32 {
         "loop" | "fail" | "again" | "node" => {
             let error = loop {
                 if let Err(error) = sum(&world, 300_000) {
+                    break error;
+                }
+            };
+            eprintln!("{error}");
+            return EXIT_PEER_FAILED;
+        }
+        // Rank 2 ends the others when it is asked to; they exchange nothing but barriers.
+        "barriers" if world.rank() == 2 && mode.len() > 1 => {
+            while !stop.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(5));
+            }
+            world.abort("its disk is full");
+            // The others' errors are the first that the launcher sees.
+            thread::sleep(Duration::from_millis(1500));
+            return 1;
+        }
+        "barriers" => {
+            let error = loop {
+                if let Err(error) = world.barrier() {
                     break error;
                 }
             };

@@ -94,6 +94,7 @@ impl DoctorArgs {
                         ..GroupOptions::default()
                     });
                 let world = connect(&options).map_err(|error| error.to_string())?;
+                world.meet_all().map_err(|error| error.to_string())?;
                 let taken = start.elapsed().as_secs_f64();
                 let met = format!(
                     "{ranks} ranks met at {address}, and each connected to all others, in {taken:.2} s"

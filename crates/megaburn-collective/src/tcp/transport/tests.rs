@@ -1,5 +1,5 @@
 use std::{
-    net::{TcpListener, TcpStream},
+    net::{Ipv4Addr, TcpListener, TcpStream},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -15,7 +15,11 @@ use crate::{
     fault::TransportError,
     message::{Message, Payload},
     options::GroupOptions,
-    tcp::wire::{ControlMessage, Frame, read_frame, write_frame},
+    tcp::{
+        JobToken,
+        endpoint::{Endpoint, Pass},
+        wire::{ControlMessage, Frame, read_frame, write_frame},
+    },
     transport::{SILENT, TimeoutProbe, Transport},
 };
 
@@ -27,6 +31,24 @@ fn pair() -> (TcpStream, TcpStream) {
     let ours = |call: &TcpStream| call.peer_addr().ok() == one.local_addr().ok();
     let other = calls.find(ours).unwrap();
     (one, other)
+}
+
+/// The endpoint of `rank` with these connections, by rank. No other rank can be reached.
+fn transport(rank: usize, streams: Vec<Option<TcpStream>>) -> TcpTransport {
+    let pass = Pass {
+        token: JobToken::default(),
+        nonce: 0,
+    };
+    let world = (rank, streams.len());
+    let home = Ipv4Addr::LOCALHOST.into();
+    let endpoint = Endpoint::new(world, GroupOptions::default(), pass, home);
+    endpoint.learn(vec![(None, 1); streams.len()]);
+    for (from, stream) in streams.into_iter().enumerate() {
+        if let Some(stream) = stream {
+            endpoint.add(from, stream).unwrap();
+        }
+    }
+    TcpTransport::new(endpoint, None)
 }
 
 fn message(len: usize) -> Message {
@@ -52,7 +74,7 @@ const HUGE: usize = 64 << 20;
 #[test]
 fn a_peer_that_takes_nothing_is_a_timeout_and_leaving_it_is_quick() {
     let (mine, stopped) = pair();
-    let transport = TcpTransport::new(0, GroupOptions::default(), vec![None, Some(mine)]).unwrap();
+    let transport = transport(0, vec![None, Some(mine)]);
     let begin = Instant::now();
     let error = transport.send(1, 0, message(HUGE), soon(300)).unwrap_err();
     assert_eq!(error, TransportError::Timeout);
@@ -71,14 +93,12 @@ fn a_failure_elsewhere_frees_who_is_stuck_writing() {
     let (to_stopped, _stopped) = pair();
     let (to_other, other) = pair();
     let streams = vec![None, Some(to_stopped), Some(to_other)];
-    let transport = Arc::new(TcpTransport::new(0, GroupOptions::default(), streams).unwrap());
+    let transport = Arc::new(transport(0, streams));
     let stuck = transport.clone();
     let writer = thread::spawn(move || stuck.send(1, 0, message(HUGE), soon(30_000)));
     thread::sleep(Duration::from_millis(100));
     let begin = Instant::now();
-    TcpTransport::new(2, GroupOptions::default(), vec![Some(other), None, None])
-        .unwrap()
-        .abort(2, "it broke");
+    self::transport(2, vec![Some(other), None, None]).abort(2, "it broke");
     let error = writer.join().unwrap().unwrap_err();
     assert_eq!(
         error,
@@ -97,7 +117,7 @@ fn a_failure_elsewhere_frees_who_is_stuck_writing() {
 #[test]
 fn a_connection_that_breaks_is_a_lost_peer_for_senders_and_receivers() {
     let (mine, theirs) = pair();
-    let transport = TcpTransport::new(1, GroupOptions::default(), vec![Some(mine), None]).unwrap();
+    let transport = transport(1, vec![Some(mine), None]);
     drop(theirs);
     let lost = |error| matches!(error, TransportError::Lost { peer: 0, .. });
     assert!(lost(transport.receive(0, 5, soon(10_000)).unwrap_err()));
@@ -109,7 +129,7 @@ fn a_connection_that_breaks_is_a_lost_peer_for_senders_and_receivers() {
 #[test]
 fn bytes_that_are_no_frame_are_a_lost_peer() {
     let (mine, mut theirs) = pair();
-    let transport = TcpTransport::new(1, GroupOptions::default(), vec![Some(mine), None]).unwrap();
+    let transport = transport(1, vec![Some(mine), None]);
     std::io::Write::write_all(&mut theirs, &[0; 100]).unwrap();
     let error = transport.receive(0, 5, soon(10_000)).unwrap_err();
     let TransportError::Lost { peer: 0, why } = error else {
@@ -121,8 +141,8 @@ fn bytes_that_are_no_frame_are_a_lost_peer() {
 #[test]
 fn all_that_was_sent_arrives_though_its_sender_left_at_once() {
     let (mine, theirs) = pair();
-    let sender = TcpTransport::new(0, GroupOptions::default(), vec![None, Some(mine)]).unwrap();
-    let receiver = TcpTransport::new(1, GroupOptions::default(), vec![Some(theirs), None]).unwrap();
+    let sender = transport(0, vec![None, Some(mine)]);
+    let receiver = transport(1, vec![Some(theirs), None]);
     // Unread data at the sender must not cut off what it sent.
     receiver.send(0, 9, message(100_000), soon(10_000)).unwrap();
     sender.send(1, 3, message(HUGE), soon(20_000)).unwrap();
@@ -156,7 +176,7 @@ fn busy(place: Place, limit: u64) -> ControlMessage {
 #[test]
 fn silence_after_a_phase_is_a_timeout_at_once() {
     let (mine, theirs) = pair();
-    let transport = TcpTransport::new(1, GroupOptions::default(), vec![Some(mine), None]).unwrap();
+    let transport = transport(1, vec![Some(mine), None]);
     thread::spawn(move || {
         let mut questions = 0;
         while let Ok(Some(Frame { word, .. })) = read_frame(&theirs) {
@@ -177,7 +197,7 @@ fn silence_after_a_phase_is_a_timeout_at_once() {
 #[test]
 fn an_answer_that_is_lost_does_not_end_a_job_and_lasting_silence_does() {
     let (mine, theirs) = pair();
-    let transport = TcpTransport::new(1, GroupOptions::default(), vec![Some(mine), None]).unwrap();
+    let transport = transport(1, vec![Some(mine), None]);
     thread::spawn(move || {
         let mut questions = 0;
         while let Ok(Some(Frame { word, .. })) = read_frame(&theirs) {

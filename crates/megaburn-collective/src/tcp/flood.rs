@@ -1,0 +1,176 @@
+//! How the first failure of any rank reaches all others: along the tree, each rank passing it on to
+//! the ranks next to it.
+//!
+//! A rank confirms what it hears at once, from a thread that reads its connection. A rank that does
+//! not (it is stopped, dead or has left) is passed over: the sender calls the ranks behind it. When
+//! ranks die, each part of the tree that is left holds a rank next to a dead one, which sees its
+//! connection end. So all ranks hear the name of a rank that died, and not of one that was cut off.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    endpoint::{Endpoint, STACK_BYTES},
+    line::Line,
+    reader::AT_ONCE,
+    wire::ControlMessage,
+};
+use crate::{clock, fault::TransportError, tree};
+
+/// A rank that has not confirmed a failure for this long is passed over.
+const CONFIRM: Duration = Duration::from_millis(300);
+
+/// The progress of passing on the first failure.
+#[derive(Debug, Default)]
+pub(super) struct Flood {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    has_begun: bool,
+    is_done: bool,
+    /// Ranks that have confirmed it.
+    heard: HashSet<usize>,
+}
+
+impl Flood {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns true for the first caller only.
+    fn begin(&self) -> bool {
+        !std::mem::replace(&mut self.lock().has_begun, true)
+    }
+
+    fn end(&self) {
+        self.lock().is_done = true;
+        self.changed.notify_all();
+    }
+
+    /// Records that `rank` has confirmed the failure.
+    pub(super) fn heard(&self, rank: usize) {
+        self.lock().heard.insert(rank);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the failure was passed on, or until `deadline`.
+    pub(super) fn await_end(&self, deadline: Instant) {
+        self.wait(deadline, |state| state.is_done);
+    }
+
+    fn wait(&self, deadline: Instant, is_met: impl Fn(&State) -> bool) -> bool {
+        let mut state = self.lock();
+        loop {
+            if is_met(&state) {
+                return true;
+            }
+            let left = deadline.saturating_duration_since(clock::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Endpoint {
+    /// Passes on the first failure that this rank knows, in the background: to the ranks next to it,
+    /// but not to rank `from`, which said it. The rank that found it also says so to all ranks that
+    /// it is connected to.
+    pub(super) fn spread(self: &Arc<Self>, from: Option<usize>) {
+        let word = match self.mailbox.failure() {
+            Some(TransportError::Lost { peer, why }) => ControlMessage::Lost { rank: peer, why },
+            Some(TransportError::Aborted { by, reason }) => ControlMessage::Abort { by, reason },
+            _ => return,
+        };
+        if !self.has_started() || !self.flood.begin() {
+            return;
+        }
+        let endpoint = self.clone();
+        let spread = move || {
+            endpoint.pass_on(&word, from);
+            endpoint.flood.end();
+        };
+        // Without a thread the failure spreads by the connections that end with this process.
+        if thread::Builder::new()
+            .name("failure".into())
+            .stack_size(STACK_BYTES)
+            .spawn(spread)
+            .is_err()
+        {
+            self.flood.end();
+        }
+    }
+
+    fn pass_on(self: &Arc<Self>, word: &ControlMessage, from: Option<usize>) {
+        let others: Vec<_> = match from {
+            Some(_) => Vec::new(),
+            None => self.open_lines(),
+        };
+        let others = others
+            .into_iter()
+            .filter(|(rank, _)| !self.is_neighbour(*rank))
+            .map(|(_, line)| line)
+            .collect();
+        thread::scope(|scope| {
+            for next in self.neighbours().filter(|next| Some(*next) != from) {
+                let deliver = move || self.deliver(next, self.rank, word);
+                // Without a thread the ranks behind it hear from others, or find a connection closed.
+                let thread = thread::Builder::new().stack_size(STACK_BYTES);
+                let _ = thread.spawn_scoped(scope, deliver);
+            }
+            tell_all(others, word, clock::now() + CONFIRM);
+        });
+    }
+
+    /// Passes `word` on to rank `to` or, if it does not confirm it, to the ranks behind it as seen
+    /// from rank `via`.
+    fn deliver(self: &Arc<Self>, to: usize, via: usize, word: &ControlMessage) {
+        let is_gone = matches!(word, ControlMessage::Lost { rank, .. } if *rank == to)
+            || self.mailbox.has_left(to);
+        if !is_gone && self.is_confirmed(to, word) {
+            return;
+        }
+        let behind = tree::neighbours(to, self.world_size);
+        for next in behind.filter(|next| *next != via && *next != self.rank) {
+            self.deliver(next, to, word);
+        }
+    }
+
+    fn is_confirmed(self: &Arc<Self>, to: usize, word: &ControlMessage) -> bool {
+        let until = clock::now() + CONFIRM;
+        let is_late = || clock::now() >= until;
+        let Ok(line) = self.line(to, until, &is_late) else {
+            return false;
+        };
+        line.say(word, until) && self.flood.wait(until, |state| state.heard.contains(&to))
+    }
+}
+
+/// Sends to all at once, so that one stopped rank does not delay the message to the others. A
+/// connection that does not accept it in time is shut down, which the rank notices as well.
+pub(super) fn tell_all(lines: Vec<Arc<Line>>, word: &ControlMessage, deadline: Instant) {
+    const THREADS: usize = 32;
+    let each = lines.len().div_ceil(THREADS).max(1);
+    thread::scope(|scope| {
+        for part in lines.chunks(each) {
+            let tell = move || {
+                for line in part {
+                    line.last_word(word, deadline.max(clock::now() + AT_ONCE));
+                }
+            };
+            let thread = thread::Builder::new().stack_size(STACK_BYTES);
+            if thread.spawn_scoped(scope, tell).is_err() {
+                part.iter().for_each(|line| line.last_word(word, deadline));
+            }
+        }
+    });
+}

@@ -1,6 +1,6 @@
-//! Small contributions of all members of a large group, which travel along a tree: up to its root,
-//! where they come together, and down again. A member exchanges messages with three others at most,
-//! and waits for a number of messages that grows with the logarithm of the group.
+//! Calls of a large group that travel along a tree: what the members contribute goes up to its root,
+//! and the result goes down again. A member exchanges messages with three others at most, and waits
+//! for a number of messages that grows with the logarithm of the group.
 
 use burn::tensor::{Bytes, DType};
 
@@ -23,35 +23,88 @@ const HEAD: usize = 16;
 type Parts = Vec<(usize, Payload)>;
 
 impl Group {
-    /// Gives `mine` to every member and returns the contributions of all, in member order. They have
-    /// the same length, except in a broadcast.
+    /// Whether contributions of `bytes` each travel along a tree.
+    pub(crate) fn is_along_tree(&self, bytes: usize) -> bool {
+        self.is_large() && bytes <= SMALL && !self.is_rehearsal()
+    }
+
+    /// Passes the contribution of each member that has one up to the root, and passes what `at_root`
+    /// makes of them, in member order, down to every member.
     ///
     /// The tree is the same for all calls of a group, whatever the root of a broadcast is: members
     /// that disagree about their call meet, and name each other, instead of waiting for each other.
-    pub(crate) fn share(
+    pub(crate) fn along_tree(
+        &self,
+        link: &RankContext,
+        call: &Call,
+        deadline: Deadline,
+        mine: Option<Payload>,
+        at_root: impl FnOnce(Vec<Payload>) -> Result<Payload, CollectiveError>,
+    ) -> Result<Payload, CollectiveError> {
+        let Place { parent, children } = Place::new(self);
+        let is_partial = mine.is_none() || matches!(call.op, Collective::Broadcast { .. });
+        let mut parts: Parts = mine.map(|mine| (self.rank(), mine)).into_iter().collect();
+        for &child in &children {
+            let below = self.receive_from(link, call, child, deadline)?;
+            let below = unpack(below.payload.as_slice());
+            let bad = || self.bad_argument(call, "a member passed on bytes that are no bundle");
+            parts.extend(below.ok_or_else(bad)?);
+        }
+        let result = match parent {
+            Some(parent) => {
+                self.send_to(link, call, parent, pack(&parts), deadline)?;
+                self.receive_from(link, call, parent, deadline)?.payload
+            }
+            None => {
+                parts.sort_by_key(|(member, _)| *member);
+                let members = parts.iter().map(|(member, _)| *member);
+                if !(is_partial || members.eq(0..self.size())) {
+                    let why = "the contribution of a member is missing or came twice";
+                    return Err(self.bad_argument(call, why));
+                }
+                at_root(parts.into_iter().map(|(_, part)| part).collect())?
+            }
+        };
+        for &child in &children {
+            self.send_to(link, call, child, result.clone(), deadline)?;
+        }
+        Ok(result)
+    }
+
+    /// Returns when every member has made `call`.
+    pub(crate) fn meet(
+        &self,
+        link: &RankContext,
+        call: &Call,
+        deadline: Deadline,
+    ) -> Result<(), CollectiveError> {
+        if self.is_along_tree(0) {
+            let nothing = |_| Ok(Payload::empty());
+            let met = self.along_tree(link, call, deadline, None, nothing);
+            return met.map(drop);
+        }
+        self.exchange(link, call, deadline, |_| Payload::empty())
+            .map(drop)
+    }
+
+    /// Returns what member `root` gives. The others give nothing.
+    pub(crate) fn from_root(
         &self,
         link: &RankContext,
         call: &Call,
         deadline: Deadline,
         mine: Payload,
-    ) -> Result<Vec<Payload>, CollectiveError> {
-        let is_small = mine.as_slice().len() <= SMALL;
-        let is_broadcast = matches!(call.op, Collective::Broadcast { .. });
-        if !(is_small || is_broadcast) || !self.is_along_tree() || link.transport.is_rehearsal() {
-            return self.exchange(link, call, deadline, |_| mine.clone());
+        root: usize,
+    ) -> Result<Payload, CollectiveError> {
+        if self.is_along_tree(0) {
+            let mine = (self.rank() == root).then_some(mine);
+            return self.along_tree(link, call, deadline, mine, |parts| {
+                let missing = || self.bad_argument(call, "the root gave nothing");
+                parts.into_iter().next().ok_or_else(missing)
+            });
         }
-        let place = Place::new(self);
-        let parts = self.pass_up(link, call, deadline, &place, mine)?;
-        let parts = match place.parent {
-            Some(parent) => {
-                self.send_to(link, call, parent, pack(&parts), deadline)?;
-                let all = self.receive_from(link, call, parent, deadline)?;
-                self.unpack(call, &all.payload)?
-            }
-            None => parts,
-        };
-        self.pass_down(link, call, deadline, &place, &pack(&parts))?;
-        self.in_order(call, parts)
+        let all = self.exchange(link, call, deadline, |_| mine.clone())?;
+        Ok(all.into_iter().nth(root).expect("the root is a member"))
     }
 
     /// Gathers every member's bytes, in member order, at member 0; the others get an empty list.
@@ -59,68 +112,14 @@ impl Group {
     pub(crate) fn gather_along_tree(&self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, CollectiveError> {
         let call = self.next_call(Collective::AllToAll, DType::U8, &[0]);
         self.run(&call, |link, deadline| {
-            let place = Place::new(self);
+            let mut all = Vec::new();
             let mine = Payload::new(Bytes::from_bytes_vec(mine));
-            let parts = self.pass_up(link, &call, deadline, &place, mine)?;
-            let Some(parent) = place.parent else {
-                let parts = self.in_order(&call, parts)?;
-                self.pass_down(link, &call, deadline, &place, &Payload::empty())?;
-                return Ok(parts
-                    .into_iter()
-                    .map(|part| part.as_slice().to_vec())
-                    .collect());
-            };
-            self.send_to(link, &call, parent, pack(&parts), deadline)?;
-            self.receive_from(link, &call, parent, deadline)?;
-            self.pass_down(link, &call, deadline, &place, &Payload::empty())?;
-            Ok(Vec::new())
+            self.along_tree(link, &call, deadline, Some(mine), |parts| {
+                all = parts.iter().map(|part| part.as_slice().to_vec()).collect();
+                Ok(Payload::empty())
+            })?;
+            Ok(all)
         })
-    }
-
-    /// This member's contribution and those of all members below it.
-    fn pass_up(
-        &self,
-        link: &RankContext,
-        call: &Call,
-        deadline: Deadline,
-        place: &Place,
-        mine: Payload,
-    ) -> Result<Parts, CollectiveError> {
-        let mut parts = vec![(self.rank(), mine)];
-        for &child in &place.children {
-            let below = self.receive_from(link, call, child, deadline)?;
-            parts.extend(self.unpack(call, &below.payload)?);
-        }
-        Ok(parts)
-    }
-
-    fn pass_down(
-        &self,
-        link: &RankContext,
-        call: &Call,
-        deadline: Deadline,
-        place: &Place,
-        all: &Payload,
-    ) -> Result<(), CollectiveError> {
-        place
-            .children
-            .iter()
-            .try_for_each(|&child| self.send_to(link, call, child, all.clone(), deadline))
-    }
-
-    fn unpack(&self, call: &Call, bundle: &Payload) -> Result<Parts, CollectiveError> {
-        unpack(bundle.as_slice())
-            .ok_or_else(|| self.bad_argument(call, "a member passed on bytes that are no bundle"))
-    }
-
-    /// The contributions in member order.
-    fn in_order(&self, call: &Call, mut parts: Parts) -> Result<Vec<Payload>, CollectiveError> {
-        parts.sort_by_key(|(member, _)| *member);
-        if !parts.iter().map(|(member, _)| *member).eq(0..self.size()) {
-            let why = "the contribution of a member is missing or came twice";
-            return Err(self.bad_argument(call, why));
-        }
-        Ok(parts.into_iter().map(|(_, part)| part).collect())
     }
 }
 
@@ -139,7 +138,7 @@ impl Place {
     }
 }
 
-fn pack(parts: &Parts) -> Payload {
+fn pack(parts: &[(usize, Payload)]) -> Payload {
     let len = parts.iter().map(|(_, part)| HEAD + part.as_slice().len());
     let mut bytes = Vec::with_capacity(len.sum());
     for (member, part) in parts {
@@ -179,7 +178,7 @@ mod tests {
     #[test]
     fn a_bundle_that_is_cut_anywhere_else_than_between_parts_is_refused() {
         let part = |bytes: &[u8]| Payload::new(Bytes::from_bytes_vec(bytes.to_vec()));
-        let bundle = pack(&vec![(3, part(&[1, 2])), (0, part(&[]))]);
+        let bundle = pack(&[(3, part(&[1, 2])), (0, part(&[]))]);
         let bytes = bundle.as_slice();
         let all = unpack(bytes).unwrap();
         assert_eq!((all[0].0, all[0].1.as_slice()), (3, &[1, 2][..]));
@@ -200,7 +199,7 @@ mod tests {
             let ranks = run_threads(size, GroupOptions::default(), |world| {
                 let all: Vec<_> = (0..size).collect();
                 let direct = world.subgroup("direct", &all)?;
-                assert!(world.is_along_tree() && !direct.is_along_tree());
+                assert!(world.is_along_tree(8) && !direct.is_along_tree(8));
                 let mine = || {
                     let value = 0.1 + world.rank() as f32 * 1.7;
                     TensorData::from([value, -value, value * value])

@@ -75,8 +75,14 @@ impl Group {
             let mine = Payload::new(bytes);
             let len = mine.as_slice().len();
             if len <= SINGLE_EXCHANGE {
-                let all = self.share(link, &call, deadline, mine.clone())?;
-                return Ok(TensorData::from_bytes(sum_of(&all)?, shape, dtype));
+                let sum = if self.is_along_tree(len) {
+                    let sum = |parts: Vec<Payload>| sum_of(&parts).map(Payload::new);
+                    self.along_tree(link, &call, deadline, Some(mine), sum)?
+                        .into_bytes()
+                } else {
+                    sum_of(&self.exchange(link, &call, deadline, |_| mine.clone())?)?
+                };
+                return Ok(TensorData::from_bytes(sum, shape, dtype));
             }
             let elements = len / dtype.size();
             let stretch = |member: usize| {
@@ -110,16 +116,20 @@ impl Group {
         let call = self.next_call(Collective::AllGather, data.dtype(), data.shape());
         let (bytes, mut shape, dtype) = data.into_parts();
         self.run(&call, |link, deadline| {
-            let all = self.share(link, &call, deadline, Payload::new(bytes))?;
+            let mine = Payload::new(bytes);
+            let all = if self.is_along_tree(mine.as_slice().len()) {
+                let all = |parts: Vec<Payload>| Ok(Payload::new(concatenate(&parts, dtype)));
+                self.along_tree(link, &call, deadline, Some(mine), all)?
+                    .into_bytes()
+            } else {
+                let all = self.exchange(link, &call, deadline, |_| mine.clone())?;
+                concatenate(&all, dtype)
+            };
             let Some(first) = shape.first_mut() else {
                 return Err(self.bad_argument(&call, "a scalar has no dimension to gather along"));
             };
             *first *= self.size();
-            Ok(TensorData::from_bytes(
-                concatenate(&all, dtype),
-                shape,
-                dtype,
-            ))
+            Ok(TensorData::from_bytes(all, shape, dtype))
         })
     }
 
@@ -249,8 +259,7 @@ impl Group {
             } else {
                 Payload::empty()
             };
-            let all = self.share(link, &call, deadline, mine)?;
-            let value = all.into_iter().nth(root).expect("the root is a member");
+            let value = self.from_root(link, &call, deadline, mine, root)?;
             Ok(TensorData::from_bytes(value.into_bytes(), shape, dtype))
         })
     }
@@ -266,10 +275,7 @@ impl Group {
             return Ok(());
         }
         let call = self.next_call(Collective::Barrier, DType::U8, &[0]);
-        self.run(&call, |link, deadline| {
-            self.share(link, &call, deadline, Payload::empty())
-                .map(drop)
-        })
+        self.run(&call, |link, deadline| self.meet(link, &call, deadline))
     }
 
     /// Exchanges a message with every other member, as a barrier of two for each pair. A barrier of a

@@ -283,8 +283,8 @@ impl Group {
         }
     }
 
-    /// Whether small contributions of all members travel along a tree.
-    pub(crate) fn is_along_tree(&self) -> bool {
+    /// Whether it has more members than should all be connected to each other.
+    pub(crate) fn is_large(&self) -> bool {
         self.size() > self.0.max_direct
     }
 

@@ -16,7 +16,7 @@ pub fn gather<T: Serialize + DeserializeOwned>(
     group: &Group,
     mine: &T,
 ) -> Result<Vec<T>, CollectiveError> {
-    if group.is_along_tree() && !group.is_rehearsal() {
+    if group.is_along_tree(0) {
         let parts = group.gather_along_tree(encode(mine))?;
         return Ok(parts.iter().map(|part| decode(part)).collect());
     }

@@ -14,7 +14,6 @@ use crate::{
     error::CollectiveError,
     group::Group,
     lane::Lane,
-    message::Payload,
 };
 
 /// Whether NCCL can access a tensor.
@@ -145,11 +144,7 @@ impl Group {
         // The lock must not be held while the members compare: they may ask meanwhile.
         let is_new = side.watching.watched.log().push(&call);
         if is_new {
-            control.run(&call, |link, deadline| {
-                control
-                    .share(link, &call, deadline, Payload::empty())
-                    .map(drop)
-            })?;
+            control.run(&call, |link, deadline| control.meet(link, &call, deadline))?;
         }
         side.enqueue_call(&call, |label| make(&side.communicator, label, x))
     }

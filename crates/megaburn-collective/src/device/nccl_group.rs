@@ -105,8 +105,8 @@ impl Group {
             _ => [0; UniqueId::BYTES],
         };
         let bytes = joined([&id[..]].into_iter(), call.dtype);
-        let all = self.share(link, call, deadline, Payload::new(bytes))?;
-        let id = all[0].as_slice().try_into();
+        let id = self.from_root(link, call, deadline, Payload::new(bytes), 0)?;
+        let id = id.as_slice().try_into();
         id.map(UniqueId)
             .map_err(|_| self.device_error(call, "rank 0 sent no communicator id".into()))
     }

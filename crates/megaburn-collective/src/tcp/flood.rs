@@ -23,6 +23,8 @@ use crate::{clock, fault::TransportError, tree};
 
 /// A rank that has not confirmed a failure for this long is passed over.
 const CONFIRM: Duration = Duration::from_millis(300);
+/// The same for a rank behind one that was passed over: a whole host may be lost.
+const CONFIRM_BEHIND: Duration = Duration::from_millis(150);
 
 /// The progress of passing on the first failure.
 #[derive(Debug, Default)]
@@ -94,12 +96,18 @@ impl Endpoint {
         if !self.has_started() || !self.flood.begin() {
             return;
         }
+        // No thread is started first: on a busy host each would take a while to run.
+        let next: Vec<_> = self
+            .neighbours()
+            .filter(|next| Some(*next) != from)
+            .map(|next| (next, self.is_said(next, &word)))
+            .collect();
         let endpoint = self.clone();
         let spread = move || {
-            endpoint.pass_on(&word, from);
+            endpoint.pass_on(&word, from.is_none(), &next);
             endpoint.flood.end();
         };
-        // Without a thread the failure spreads by the connections that end with this process.
+        // Without a thread the failure has been passed on, but not past ranks that do not confirm it.
         if thread::Builder::new()
             .name("failure".into())
             .stack_size(STACK_BYTES)
@@ -110,48 +118,75 @@ impl Endpoint {
         }
     }
 
-    fn pass_on(self: &Arc<Self>, word: &ControlMessage, from: Option<usize>) {
-        let others: Vec<_> = match from {
-            Some(_) => Vec::new(),
-            None => self.open_lines(),
-        };
-        let others = others
-            .into_iter()
-            .filter(|(rank, _)| !self.is_neighbour(*rank))
-            .map(|(_, line)| line)
-            .collect();
+    /// Sends `word` to a rank next to this one, but only if that does not block.
+    fn is_said(&self, to: usize, word: &ControlMessage) -> bool {
+        let line = self.open_line(to).filter(|_| !self.is_gone(to, word));
+        line.is_some_and(|line| line.say(word, clock::now() + AT_ONCE))
+    }
+
+    /// Whether `word` need not be said to `rank`, which has left or died.
+    fn is_gone(&self, rank: usize, word: &ControlMessage) -> bool {
+        matches!(word, ControlMessage::Lost { rank: lost, .. } if *lost == rank)
+            || self.mailbox.has_left(rank)
+    }
+
+    fn pass_on(self: &Arc<Self>, word: &ControlMessage, is_finder: bool, next: &[(usize, bool)]) {
+        let mut others = self.open_lines();
+        others.retain(|(rank, _)| is_finder && !self.is_neighbour(*rank));
+        let others = others.into_iter().map(|(_, line)| line).collect();
         thread::scope(|scope| {
-            for next in self.neighbours().filter(|next| Some(*next) != from) {
-                let deliver = move || self.deliver(next, self.rank, word);
+            let tell = || tell_all(others, word, clock::now() + CONFIRM);
+            let thread = thread::Builder::new().stack_size(STACK_BYTES);
+            // Without a thread they hear along the tree alone.
+            let _ = thread.spawn_scoped(scope, tell);
+            self.deliver_all(next, self.rank, word, CONFIRM);
+        });
+    }
+
+    /// Passes `word` on to several ranks at once, each with whether it was sent already; and past
+    /// those that do not confirm it within `patience` to the ranks behind them, as seen from rank
+    /// `via`.
+    fn deliver_all(
+        self: &Arc<Self>,
+        ranks: &[(usize, bool)],
+        via: usize,
+        word: &ControlMessage,
+        patience: Duration,
+    ) {
+        thread::scope(|scope| {
+            for &(to, is_said) in ranks {
+                let deliver = move || {
+                    if !self.is_confirmed(to, word, is_said, patience) {
+                        let behind = tree::neighbours(to, self.world_size);
+                        let behind = behind.filter(|next| *next != via && *next != self.rank);
+                        let behind: Vec<_> = behind.map(|next| (next, false)).collect();
+                        self.deliver_all(&behind, to, word, CONFIRM_BEHIND);
+                    }
+                };
                 // Without a thread the ranks behind it hear from others, or find a connection closed.
                 let thread = thread::Builder::new().stack_size(STACK_BYTES);
                 let _ = thread.spawn_scoped(scope, deliver);
             }
-            tell_all(others, word, clock::now() + CONFIRM);
         });
     }
 
-    /// Passes `word` on to rank `to` or, if it does not confirm it, to the ranks behind it as seen
-    /// from rank `via`.
-    fn deliver(self: &Arc<Self>, to: usize, via: usize, word: &ControlMessage) {
-        let is_gone = matches!(word, ControlMessage::Lost { rank, .. } if *rank == to)
-            || self.mailbox.has_left(to);
-        if !is_gone && self.is_confirmed(to, word) {
-            return;
-        }
-        let behind = tree::neighbours(to, self.world_size);
-        for next in behind.filter(|next| *next != via && *next != self.rank) {
-            self.deliver(next, to, word);
-        }
-    }
-
-    fn is_confirmed(self: &Arc<Self>, to: usize, word: &ControlMessage) -> bool {
-        let until = clock::now() + CONFIRM;
-        let is_late = || clock::now() >= until;
-        let Ok(line) = self.line(to, until, &is_late) else {
+    fn is_confirmed(
+        self: &Arc<Self>,
+        to: usize,
+        word: &ControlMessage,
+        is_said: bool,
+        patience: Duration,
+    ) -> bool {
+        if self.is_gone(to, word) {
             return false;
+        }
+        let until = clock::now() + patience;
+        let is_late = || clock::now() >= until;
+        let say = || {
+            let line = self.line(to, until, &is_late);
+            line.is_ok_and(|line| line.say(word, until))
         };
-        line.say(word, until) && self.flood.wait(until, |state| state.heard.contains(&to))
+        (is_said || say()) && self.flood.wait(until, |state| state.heard.contains(&to))
     }
 }
 

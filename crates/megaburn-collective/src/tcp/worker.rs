@@ -189,9 +189,10 @@ struct Worker {
 
 /// Why a rank does not take its place.
 enum NoPlace {
-    /// Rank 0 has to be notified.
-    Untold(String),
-    Told(String),
+    /// This rank's own reason, of which rank 0 has to be notified.
+    Own(String),
+    /// The reason that rank 0 sent.
+    Received(String),
 }
 
 impl Worker {
@@ -199,8 +200,8 @@ impl Worker {
     fn take_place(&self, place: &Place) -> Result<(), String> {
         match self.connect(place) {
             Ok(()) => {}
-            Err(NoPlace::Told(why)) => return Err(why),
-            Err(NoPlace::Untold(why)) => {
+            Err(NoPlace::Received(why)) => return Err(why),
+            Err(NoPlace::Own(why)) => {
                 // Rank 0 forwards this to all ranks.
                 let rank = self.endpoint.rank;
                 let why_for_all = format!("rank {rank}: {why}");
@@ -230,17 +231,17 @@ impl Worker {
         let is_over = || socket::pending(&self.master) != Pending::Nothing;
         let heard = || {
             let said = read_frame(Until::new(&self.master, clock::now() + SHORT));
-            NoPlace::Told(refusal(said))
+            NoPlace::Received(refusal(said))
         };
         if let Some(above) = tree::parent(endpoint.rank) {
             let called = endpoint.line_to(above, place.above, self.deadline, &is_over);
             called.map_err(|why| match is_over() {
                 true => heard(),
-                false => NoPlace::Untold(why),
+                false => NoPlace::Own(why),
             })?;
         }
         loop {
-            let passed_on = endpoint.pass_on_addresses().map_err(NoPlace::Untold)?;
+            let passed_on = endpoint.pass_on_addresses().map_err(NoPlace::Own)?;
             let Some(missing) = passed_on else {
                 return Ok(());
             };
@@ -253,7 +254,7 @@ impl Worker {
                 } else {
                     format!("ranks {missing:?} did not connect to it in time")
                 };
-                return Err(NoPlace::Untold(why));
+                return Err(NoPlace::Own(why));
             }
             thread::sleep(TICK);
         }

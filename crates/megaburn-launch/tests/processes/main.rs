@@ -62,7 +62,7 @@ fn main() -> ExitCode {
 type Test = fn() -> Result<(), Failed>;
 
 fn trials() -> Vec<Trial> {
-let tests: [(&str, Test); 36] = [
+    let tests: [(&str, Test); 36] = [
         ("a_killed_rank_is_named_by_those_behind_it", tree::killed),
         ("a_failure_passes_a_stopped_rank", tree::passes_stopped),
         ("a_caller_without_the_token_is_no_launcher", hosts::stranger),

@@ -224,7 +224,9 @@ pub(crate) fn stranger() -> Result<(), Failed> {
     assert!(right.contains("`--restarts` is 9 there"), "{right:?}");
     let mut second = job.host("1", "patient");
     let pids = [first.pids()[0], second.pids()[0]];
-    first.signal(Signal::SIGTERM);
+    for host in [&first, &second] {
+        host.signal(Signal::SIGTERM);
+    }
     for host in [first, second] {
         assert_eq!(host.end(LIMIT).code, Some(0));
     }

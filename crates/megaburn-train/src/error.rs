@@ -140,6 +140,8 @@ pub enum TrainError {
         tensor: StateName,
         ranks: [usize; 2],
         is_second_wrong: bool,
+        /// Whether this process has the copy that is known to be wrong.
+        is_own: bool,
     },
     #[error(
         "on rank {rank} {tensor} is not what step {} left, found at the update of step {step}: the \
@@ -150,6 +152,8 @@ pub enum TrainError {
         step: u64,
         rank: usize,
         tensor: StateName,
+        /// Whether it is the state of this process.
+        is_own: bool,
     },
     #[error(
         "step {step} is the last of {skips} skipped steps in a row (loss {loss}, gradient norm \

@@ -51,6 +51,10 @@ impl TrainError {
             | Self::NoRollback { .. }
             | Self::NonFiniteWeights { .. }
             | Self::TooManySkippedSteps { .. } => Exit::NonFinite,
+            // Not a peer's, so that a launcher counts the failure against the host of this rank only.
+            Self::ReplicasDiffer { is_own: true, .. } | Self::StateChanged { is_own: true, .. } => {
+                Exit::Failed
+            }
             Self::ReplicasDiffer { .. } | Self::StateChanged { .. } | Self::Disagrees { .. } => {
                 Exit::PeerLost
             }

@@ -35,6 +35,7 @@ use crate::{diagnosis::NonFiniteOrigin, exit::Exit, state_name::StateKind};
         tensor: StateName { kind: StateKind::Weight, param: "head.weight".into() },
         ranks: [1, 3],
         is_second_wrong: false,
+        is_own: false,
     },
     "after step 7 ranks 1 and 3 have different copies of the weight of `head.weight`: the memory or \
     the hardware of one of them failed, or they run different builds; resume from a checkpoint",
@@ -46,21 +47,23 @@ use crate::{diagnosis::NonFiniteOrigin, exit::Exit, state_name::StateKind};
         tensor: StateName { kind: StateKind::ExpAvg, param: "norm.gamma".into() },
         ranks: [0, 2],
         is_second_wrong: true,
+        is_own: true,
     },
     "after step 7 ranks 0 and 2 have different copies of the exp_avg of `norm.gamma`: the memory or \
     the hardware of rank 2, which differs from most copies, failed, or they run different builds; \
     resume from a checkpoint",
-    Exit::PeerLost
+    Exit::Failed
 )]
 #[case(
     TrainError::StateChanged {
         step: 8,
         rank: 3,
         tensor: StateName { kind: StateKind::Master, param: "head.weight".into() },
+        is_own: true,
     },
     "on rank 3 the master of `head.weight` is not what step 7 left, found at the update of step 8: \
     the memory of rank 3 failed; resume from a checkpoint without that GPU or host",
-    Exit::PeerLost
+    Exit::Failed
 )]
 #[case(
     TrainError::TooManySkippedSteps {

@@ -85,6 +85,7 @@ impl<M: Module> TrainerCore<M> {
             tensor: name.expect("the second rank has named it"),
             ranks: difference.ranks,
             is_second_wrong: difference.is_second_wrong,
+            is_own: difference.is_second_wrong && world.rank() == second,
         })
     }
 }

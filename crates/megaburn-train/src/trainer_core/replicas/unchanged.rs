@@ -64,7 +64,12 @@ impl<M: Module> TrainerCore<M> {
             None => Ok(()),
             Some((rank, tensor)) => {
                 let step = self.progress.step + 1;
-                Err(TrainError::StateChanged { step, rank, tensor })
+                Err(TrainError::StateChanged {
+                    step,
+                    rank,
+                    tensor,
+                    is_own: rank == world.rank(),
+                })
             }
         }
     }

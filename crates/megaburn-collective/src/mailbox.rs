@@ -96,38 +96,27 @@ impl<M, L: Monitor<MailboxState<M>>> Mailbox<M, L> {
     }
 
     /// Records that rank `peer` ended out of order: every wait fails, unless the peer had left
-    /// before or another failure came first. Returns whether it is the first failure.
-    pub(crate) fn die(&self, peer: usize, why: &str) -> bool {
-        let lost = TransportError::Lost {
-            peer,
-            why: why.to_string(),
-        };
-        let has_left = |state: &MailboxState<M>| state.left.contains_key(&peer);
-        self.fail(lost, has_left)
+    /// before or another failure came first.
+    pub(crate) fn die(&self, peer: usize, why: &str) {
+        let mut state = self.state.lock();
+        if !state.left.contains_key(&peer) {
+            let lost = || TransportError::Lost {
+                peer,
+                why: why.to_string(),
+            };
+            state.failure.get_or_insert_with(lost);
+            self.state.notify_all();
+        }
     }
 
-    /// Records that rank `by` failed: every wait fails. The first failure is kept. Returns whether
-    /// it is this one.
-    pub(crate) fn abort(&self, by: usize, reason: &str) -> bool {
-        let aborted = TransportError::Aborted {
+    /// Records that rank `by` failed: every wait fails. The first failure is kept.
+    pub(crate) fn abort(&self, by: usize, reason: &str) {
+        let aborted = || TransportError::Aborted {
             by,
             reason: reason.to_string(),
         };
-        self.fail(aborted, |_| false)
-    }
-
-    fn fail(
-        &self,
-        failure: TransportError,
-        is_void: impl FnOnce(&MailboxState<M>) -> bool,
-    ) -> bool {
-        let mut state = self.state.lock();
-        if state.failure.is_some() || is_void(&state) {
-            return false;
-        }
-        state.failure = Some(failure);
+        self.state.lock().failure.get_or_insert_with(aborted);
         self.state.notify_all();
-        true
     }
 
     /// The first failure of any rank.

@@ -42,9 +42,8 @@ impl ThreadTransport {
 
     /// Notifies the others that this rank failed or panicked.
     pub(crate) fn die(&self, why: &str) {
-        for mailbox in self.others() {
-            mailbox.die(self.rank, why);
-        }
+        self.others()
+            .for_each(|mailbox| mailbox.die(self.rank, why));
     }
 
     fn others(&self) -> impl Iterator<Item = &Mailbox<Message>> {
@@ -103,9 +102,9 @@ impl Transport for ThreadTransport {
 
     fn abort(&self, by: usize, reason: &str) {
         // Include this rank's own mailbox: its other threads may wait in other groups.
-        for mailbox in &*self.mailboxes {
-            mailbox.abort(by, reason);
-        }
+        self.mailboxes
+            .iter()
+            .for_each(|mailbox| mailbox.abort(by, reason));
     }
 }
 

@@ -145,9 +145,7 @@ fn a_rank_that_leaves_disturbs_nobody_who_waits_for_another() {
 fn a_death_ends_the_wait_for_any_rank() {
     explore(
         &[
-            |mailbox| {
-                let _is_new = mailbox.die(1, "gone");
-            },
+            |mailbox| mailbox.die(1, "gone"),
             |mailbox| mailbox.deliver(2, 0, 20),
         ],
         |mailbox| [take(mailbox, 2), take(mailbox, 2)],
@@ -163,12 +161,8 @@ fn a_death_ends_the_wait_for_any_rank() {
 fn of_two_failures_one_stands_for_all_waiters() {
     explore(
         &[
-            |mailbox| {
-                let _is_new = mailbox.abort(1, "broke");
-            },
-            |mailbox| {
-                let _is_new = mailbox.abort(2, "broke");
-            },
+            |mailbox| mailbox.abort(1, "broke"),
+            |mailbox| mailbox.abort(2, "broke"),
         ],
         |mailbox| [take(mailbox, 1), take(mailbox, 2), take(mailbox, 1)],
         |[first, second, third]| {

@@ -84,15 +84,19 @@ impl Flood {
 }
 
 impl Endpoint {
-    /// Passes on the first failure that this rank knows, in the background: to the ranks next to it,
-    /// but not to rank `from`, which said it. The rank that found it also says so to all ranks that
-    /// it is connected to.
-    pub(super) fn spread(self: &Arc<Self>, from: Option<usize>) {
-        let word = match self.mailbox.failure() {
-            Some(TransportError::Lost { peer, why }) => ControlMessage::Lost { rank: peer, why },
-            Some(TransportError::Aborted { by, reason }) => ControlMessage::Abort { by, reason },
-            _ => return,
-        };
+    /// The message that passes on the first failure that this rank knows.
+    pub(super) fn failure(&self) -> Option<ControlMessage> {
+        match self.mailbox.failure()? {
+            TransportError::Lost { peer, why } => Some(ControlMessage::Lost { rank: peer, why }),
+            TransportError::Aborted { by, reason } => Some(ControlMessage::Abort { by, reason }),
+            TransportError::Timeout | TransportError::Stalled(_) => None,
+        }
+    }
+
+    /// Passes on the failure `word` to the ranks next to this one, but not to rank `from`, which said
+    /// it; and in the background past those that do not confirm it. The rank that found it also says
+    /// so to all ranks that it is connected to. Only the first failure is passed on.
+    pub(super) fn spread(self: &Arc<Self>, word: ControlMessage, from: Option<usize>) {
         if !self.has_started() || !self.flood.begin() {
             return;
         }

@@ -26,9 +26,15 @@ impl Endpoint {
         let why = self.read_to_end(from, line);
         line.end_reading();
         // A leaving rank closes its connections, and the others close theirs.
-        if !self.is_leaving() && self.mailbox.die(from, &why) {
-            self.spread(None);
+        if self.is_leaving() || self.mailbox.has_left(from) {
+            return;
         }
+        let word = ControlMessage::Lost {
+            rank: from,
+            why: why.clone(),
+        };
+        self.spread(word, None);
+        self.mailbox.die(from, &why);
     }
 
     /// Returns how the connection ended.
@@ -55,23 +61,9 @@ impl Endpoint {
                 }
                 ControlMessage::TimeoutProbe(probe) => self.heed(from, line, probe),
                 ControlMessage::Heard => self.flood.heard(from),
-                ControlMessage::Abort { by, reason } => {
+                word @ (ControlMessage::Abort { .. } | ControlMessage::Lost { .. }) => {
                     line.say(&ControlMessage::Heard, clock::now() + AT_ONCE);
-                    if self.mailbox.abort(by, &reason) {
-                        self.spread(Some(from));
-                    }
-                }
-                ControlMessage::Lost { rank, why } => {
-                    line.say(&ControlMessage::Heard, clock::now() + AT_ONCE);
-                    let is_first = if rank == self.rank {
-                        let reason = format!("it lost its connection to this rank: {why}");
-                        self.mailbox.abort(from, &reason)
-                    } else {
-                        self.mailbox.die(rank, &why)
-                    };
-                    if is_first {
-                        self.spread(Some(from));
-                    }
+                    self.hear_of_failure(from, word);
                 }
                 ControlMessage::Leave => {
                     self.mailbox.leave(from, LEFT);
@@ -91,6 +83,23 @@ impl Endpoint {
                 ControlMessage::Table(Table { peers }) => self.learn(peers),
                 other => return format!("it sent an unexpected message: {other:?}"),
             }
+        }
+    }
+
+    /// Passes a failure on before this rank's own threads hear of it: they end the process.
+    fn hear_of_failure(self: &Arc<Self>, from: usize, word: ControlMessage) {
+        let word = match word {
+            ControlMessage::Lost { rank, why } if rank == self.rank => ControlMessage::Abort {
+                by: from,
+                reason: format!("it lost its connection to rank {rank}: {why}"),
+            },
+            word => word,
+        };
+        self.spread(word.clone(), Some(from));
+        match word {
+            ControlMessage::Lost { rank, why } => self.mailbox.die(rank, &why),
+            ControlMessage::Abort { by, reason } => self.mailbox.abort(by, &reason),
+            _ => {}
         }
     }
 

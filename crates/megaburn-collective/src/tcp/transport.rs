@@ -158,12 +158,19 @@ impl Transport for TcpTransport {
         // Abort the own mailbox first: this stops the rank's other threads, which may be writing. If
         // another failure was first, the others hear of that one.
         self.endpoint.mailbox.abort(by, reason);
-        self.endpoint.spread(None);
-        self.endpoint.flood.await_end(clock::now() + FAILURE_GRACE);
+        self.endpoint.spread_own();
     }
 }
 
 impl Endpoint {
+    /// Passes on the first failure that this rank knows, and waits until that is done.
+    fn spread_own(self: &Arc<Self>) {
+        if let Some(word) = self.failure() {
+            self.spread(word, None);
+            self.flood.await_end(clock::now() + FAILURE_GRACE);
+        }
+    }
+
     /// Whether there is a connection to `peer`. If not, opens one in the background.
     fn open_in_background(self: &Arc<Self>, peer: usize) -> bool {
         if self.open_line(peer).is_some() {
@@ -200,13 +207,18 @@ impl Drop for TcpTransport {
         let Self { endpoint, acceptor } = self;
         if thread::panicking() {
             endpoint.mailbox.abort(endpoint.rank, "it panicked");
-            endpoint.spread(None);
-            endpoint.flood.await_end(clock::now() + FAILURE_GRACE);
+            endpoint.spread_own();
         }
-        let failed = endpoint.mailbox.failure().is_some();
-        let deadline = clock::now() + if failed { LINGER_FAILED } else { LINGER };
+        let failure = endpoint.failure();
+        let linger = failure.as_ref().map_or(LINGER, |_| LINGER_FAILED);
+        let deadline = clock::now() + linger;
         endpoint.begin_leaving();
         *acceptor = None;
+        if let Some(word) = failure {
+            // On a busy host it may not have been passed on yet, and this rank did not finish.
+            let lines = endpoint.open_lines().into_iter().map(|(_, line)| line);
+            tell_all(lines.collect(), &word, deadline);
+        }
         let (next, others): (Vec<_>, Vec<_>) = endpoint
             .open_lines()
             .into_iter()

@@ -22,7 +22,7 @@ const LONGEST_WORD: usize = 8 << 20;
 const STEP: usize = 64 << 20;
 
 /// All messages that a rank can send.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum ControlMessage {
     /// To rank 0: the caller's identity, and the port on which it accepts the others.
     Hello(Hello),

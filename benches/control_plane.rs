@@ -61,7 +61,7 @@ fn run(options: &Options) -> Result<(), Failure> {
                  the slowest other rank, including the 100 ms that a rank leaves the others to \
                  finish. Kill: rank 1 is a process of its own that is killed; from the signal to \
                  the error at the slowest rank. Each error is checked to name the rank that failed.";
-    let mut report = Report::new("control-plane", about);
+    let mut report = Report::new("control_plane", about);
     let head = [
         "ranks",
         "rendezvous s",

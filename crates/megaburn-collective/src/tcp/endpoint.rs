@@ -333,6 +333,10 @@ impl Endpoint {
     /// rank of this run, the thread reads what it sends until the connection ends.
     pub(super) fn answer(self: &Arc<Self>, caller: Introduction) {
         let Introduction { stream, from, said } = caller;
+        // A leaving rank calls itself, to close its port.
+        if self.is_leaving() {
+            return;
+        }
         let Some(rank) = self.identify(&said) else {
             tracing::warn!(
                 "rank {}: refused an unknown connection from {from}",
@@ -348,6 +352,7 @@ impl Endpoint {
         let mut torn = line.lock();
         let is_taken = {
             let mut lines = self.lock();
+            // This rank may have begun to leave meanwhile.
             let is_taken = self.is_leaving()
                 || lines.open.contains_key(&rank)
                 || lines.calling.contains(&rank) && self.rank > rank;

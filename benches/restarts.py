@@ -129,11 +129,13 @@ def fault(run, name, args):
     os.kill(last, {"stop": signal.SIGSTOP, "abort": signal.SIGABRT}.get(name, signal.SIGKILL))
     begun = time.monotonic()
     least = [before]
+    stays = "--restart-in-place" in args.launch
 
     def gone():
         if before is not None:
             least.append(memory())
-        return not any(map(alive, ranks.values()))
+        # In place, the other ranks keep their processes.
+        return not any(map(alive, [last] if stays else ranks.values()))
 
     run.wait("the end of the old ranks", gone)
     of_ranks = time.monotonic() - begun

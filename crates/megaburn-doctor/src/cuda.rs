@@ -16,7 +16,6 @@ use megaburn_cuda::{libraries, versions::versions};
 use megaburn_kernels::{LinearOptions, linear};
 use nvml_wrapper::{
     Nvml,
-    bitmasks::device::ThrottleReasons,
     enum_wrappers::{
         device::{Clock, EccCounter, MemoryError, TemperatureSensor, TopologyLevel},
         nv_link::ErrorCounter,
@@ -24,8 +23,9 @@ use nvml_wrapper::{
 };
 
 use crate::{
-    facts::{GpuFacts, LibraryFacts, Slowdown},
+    facts::{GpuFacts, LibraryFacts},
     gpu::{GpuUnderTest, LoadSample},
+    nvml::slowdowns,
 };
 
 /// The rows and columns of the matrices that are multiplied.
@@ -217,32 +217,11 @@ impl GpuUnderTest for CudaGpu {
 
     fn sample(&self) -> Option<LoadSample> {
         let gpu = self.in_nvml()?;
-        let reasons = gpu
-            .current_throttle_reasons()
-            .unwrap_or(ThrottleReasons::NONE);
-        let known = [
-            (ThrottleReasons::SW_POWER_CAP, Slowdown::PowerLimit),
-            (
-                ThrottleReasons::APPLICATIONS_CLOCKS_SETTING,
-                Slowdown::ApplicationClocks,
-            ),
-            (ThrottleReasons::SW_THERMAL_SLOWDOWN, Slowdown::Thermal),
-            (ThrottleReasons::HW_THERMAL_SLOWDOWN, Slowdown::Thermal),
-            (
-                ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN,
-                Slowdown::PowerBrake,
-            ),
-            (ThrottleReasons::HW_SLOWDOWN, Slowdown::Hardware),
-            (ThrottleReasons::SYNC_BOOST, Slowdown::SyncBoost),
-        ];
-        let slowdowns = known
-            .into_iter()
-            .filter(|(flag, _)| reasons.contains(*flag));
         Some(LoadSample {
             clock_mhz: gpu.clock_info(Clock::SM).ok(),
             temperature_celsius: gpu.temperature(TemperatureSensor::Gpu).ok(),
             power_watts: gpu.power_usage().ok().map(|power| f64::from(power) / 1e3),
-            slowdowns: slowdowns.map(|(_, slowdown)| slowdown).collect(),
+            slowdowns: slowdowns(&gpu),
             pcie_lanes: gpu.current_pcie_link_width().ok(),
             pcie_generation: gpu.current_pcie_link_gen().ok(),
         })

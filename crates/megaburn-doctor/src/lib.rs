@@ -32,9 +32,12 @@ mod expected;
 mod facts;
 mod folder;
 mod gpu;
+mod health;
 mod host;
 mod judge;
 mod kernel_log;
+#[cfg(feature = "cuda")]
+mod nvml;
 mod skew;
 
 #[cfg(feature = "cuda")]
@@ -47,4 +50,7 @@ pub use facts::{
     Slowdown,
 };
 pub use gpu::{GpuUnderTest, LoadSample};
+pub use health::{GpuHealth, HealthEvent, HealthWatch};
 pub use judge::judge;
+#[cfg(feature = "cuda")]
+pub use nvml::watch_health;

@@ -9,6 +9,7 @@ use crate::{
     busy::{Busy, Phase, Place},
     clock,
     options::GroupOptions,
+    section::Sections,
 };
 
 /// One rank's phases and signs of life. The rank's own threads write it; the threads that read its
@@ -33,6 +34,24 @@ struct ActivityState {
     sign: Instant,
     /// The number of collectives in which the rank is waiting.
     waits: usize,
+    sections: Sections,
+    /// The ranks whose messages the rank waits for.
+    awaited: Vec<usize>,
+    /// What the rank did when its first collective failed.
+    frozen: Option<Doing>,
+}
+
+/// What a rank does at a moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Doing {
+    /// The sections that it is in, the innermost last.
+    pub(crate) sections: Vec<&'static str>,
+    /// How long it is in the innermost.
+    pub(crate) seconds: f64,
+    /// The phases that it is in, the innermost last.
+    pub(crate) phases: Vec<Phase>,
+    /// The ranks whose messages it waits for.
+    pub(crate) waits_for: Vec<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -53,6 +72,9 @@ impl Activity {
             progress: now,
             sign: now,
             waits: 0,
+            sections: Sections::default(),
+            awaited: Vec::new(),
+            frozen: None,
         };
         Arc::new(Self {
             rank,
@@ -109,6 +131,7 @@ impl Activity {
             since,
             phase,
             limit,
+            section: state.sections.innermost(),
         })
     }
 
@@ -163,11 +186,50 @@ impl Activity {
 
     /// Marks the rank as waiting in a collective until the returned guard is dropped.
     pub(crate) fn wait(&self) -> Wait<'_> {
-        self.update(|state| {
+        let since = self.update(|state| {
             state.touch();
             state.waits += 1;
+            state.sign
         });
-        Wait(self)
+        Wait(self, since)
+    }
+
+    /// Records that the rank waits for a message of rank `peer`.
+    pub(crate) fn await_rank(&self, peer: usize) {
+        self.update(|state| state.awaited.push(peer));
+    }
+
+    /// Records that a wait for rank `peer` has ended.
+    pub(crate) fn end_await(&self, peer: usize) {
+        self.update(|state| {
+            if let Some(at) = state.awaited.iter().position(|awaited| *awaited == peer) {
+                state.awaited.swap_remove(at);
+            }
+        });
+    }
+
+    /// Keeps what the rank does now, because a collective has failed and the rank leaves what it
+    /// does. The first failure counts.
+    pub(crate) fn freeze(&self) {
+        self.update(|state| {
+            if state.frozen.is_none() {
+                state.frozen = Some(state.doing());
+            }
+        });
+    }
+
+    /// What the rank does, or did when its first collective failed.
+    pub(crate) fn doing(&self) -> Doing {
+        let state = self.lock();
+        state.frozen.clone().unwrap_or_else(|| state.doing())
+    }
+
+    pub(crate) fn enter_section(&self, name: &'static str) -> u64 {
+        self.update(|state| state.sections.enter(name))
+    }
+
+    pub(crate) fn with_sections<T>(&self, change: impl FnOnce(&mut Sections) -> T) -> T {
+        self.update(|state| change(&mut state.sections))
     }
 
     fn update<T>(&self, change: impl FnOnce(&mut ActivityState) -> T) -> T {
@@ -181,6 +243,17 @@ impl Activity {
 }
 
 impl ActivityState {
+    fn doing(&self) -> Doing {
+        let (sections, since) = self.sections.current();
+        let since = since.map(|since| clock::now().saturating_duration_since(since));
+        Doing {
+            sections,
+            seconds: since.unwrap_or_default().as_secs_f64(),
+            phases: self.phases.iter().map(|current| current.phase).collect(),
+            waits_for: self.awaited.clone(),
+        }
+    }
+
     fn touch(&mut self) {
         self.sign = clock::now();
         if !self.phases.is_empty() {
@@ -189,15 +262,17 @@ impl ActivityState {
     }
 }
 
-/// A collective in which a rank waits.
+/// A collective in which a rank waits, and since when.
 #[derive(Debug)]
-pub(crate) struct Wait<'a>(&'a Activity);
+pub(crate) struct Wait<'a>(&'a Activity, Instant);
 
 impl Drop for Wait<'_> {
     fn drop(&mut self) {
         self.0.update(|state| {
             state.waits -= 1;
             state.touch();
+            let time = state.sign.saturating_duration_since(self.1);
+            state.sections.waited(time);
         });
     }
 }
@@ -211,6 +286,8 @@ pub struct Quiet {
     pub phase: Option<Phase>,
     /// How long that phase may make no progress.
     pub limit: Option<Duration>,
+    /// The section of its work that it is in.
+    pub section: Option<&'static str>,
 }
 
 #[cfg(test)]

@@ -13,6 +13,10 @@ pub enum Phase {
     Save,
     /// Reading or verifying a checkpoint or a model.
     Load,
+    /// Reading the samples of a micro-batch.
+    Data,
+    /// Evaluating.
+    Evaluate,
 }
 
 impl Phase {
@@ -22,6 +26,8 @@ impl Phase {
             Self::Start => "train.start_timeout_seconds",
             Self::Save => "train.save_timeout_seconds",
             Self::Load => "train.load_timeout_seconds",
+            Self::Data => "train.data_timeout_seconds",
+            Self::Evaluate => "train.eval_timeout_seconds",
         }
     }
 }
@@ -32,6 +38,8 @@ impl fmt::Display for Phase {
             Self::Start => "start",
             Self::Save => "save",
             Self::Load => "load",
+            Self::Data => "data",
+            Self::Evaluate => "evaluate",
         })
     }
 }

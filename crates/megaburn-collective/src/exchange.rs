@@ -83,6 +83,7 @@ impl Group {
         link.recorder
             .finish(id, result.as_ref().err().map(ToString::to_string));
         if let Err(error) = &result {
+            self.0.activity.freeze();
             self.record_failure(link, error);
         }
         result
@@ -181,10 +182,17 @@ impl Group {
             });
         }
         let deadline = deadline.or_after(self.0.options.timeout);
+        self.0.activity.await_rank(peer);
         let message = link
             .transport
             .receive(peer, self.0.channel, deadline)
-            .map_err(|error| self.transport_error(call, from, error, deadline.waited()))?;
+            .map_err(|error| self.transport_error(call, from, error, deadline.waited()));
+        if message.is_err() {
+            self.0.activity.freeze();
+        }
+        self.0.activity.end_await(peer);
+        let message = message?;
+        link.recorder.hear(self.0.channel, peer, &message.call);
         if !call.agrees(&message.call) {
             return Err(self.mismatch(call, from, message.call));
         }

@@ -96,14 +96,10 @@ impl Group {
         let rank = link.transport.rank();
         let size = link.transport.world_size();
         let activity = link.transport.activity().clone();
-        Self::assemble(
-            WORLD,
-            (0..size).collect(),
-            rank,
-            options,
-            activity,
-            Some(link),
-        )
+        let members: Vec<usize> = (0..size).collect();
+        link.recorder
+            .note_group(channel(WORLD, &members), WORLD, &members);
+        Self::assemble(WORLD, members, rank, options, activity, Some(link))
     }
 
     fn assemble(
@@ -114,7 +110,7 @@ impl Group {
         activity: Arc<Activity>,
         link: Option<Arc<RankContext>>,
     ) -> Self {
-        let channel = xxh3_64(format!("{name} {members:?}").as_bytes());
+        let channel = channel(name, &members);
         let pairs = Mutex::new(vec![[0; 2]; members.len()]);
         let name = name.to_string();
         let max_direct = if name == WORLD {
@@ -155,6 +151,8 @@ impl Group {
         } = &*self.0;
         if let Some(link) = link {
             link.transport.note_group(name, &members);
+            link.recorder
+                .note_group(channel(name, &members), name, &members);
         }
         Self::assemble(
             name,
@@ -310,6 +308,11 @@ impl Group {
         *next += 1;
         *next - 1
     }
+}
+
+/// The channel of the group with this name and these members.
+fn channel(name: &str, members: &[usize]) -> u64 {
+    xxh3_64(format!("{name} {members:?}").as_bytes())
 }
 
 impl fmt::Debug for Group {

@@ -37,6 +37,10 @@ pub struct PhaseLimits {
     pub save: Duration,
     /// The limit of [`Phase::Load`].
     pub load: Duration,
+    /// The limit of [`Phase::Data`].
+    pub data: Duration,
+    /// The limit of [`Phase::Evaluate`].
+    pub evaluate: Duration,
 }
 
 impl PhaseLimits {
@@ -46,6 +50,8 @@ impl PhaseLimits {
             Phase::Start => self.start,
             Phase::Save => self.save,
             Phase::Load => self.load,
+            Phase::Data => self.data,
+            Phase::Evaluate => self.evaluate,
         }
     }
 }
@@ -58,6 +64,8 @@ impl Default for PhaseLimits {
             start: ten_minutes,
             save: ten_minutes,
             load: ten_minutes,
+            data: ten_minutes,
+            evaluate: ten_minutes,
         }
     }
 }

@@ -1,11 +1,11 @@
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, HashMap, VecDeque},
     fmt,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use crate::{call::Call, traced::CallTrace};
+use crate::{call::Call, fault::Channel, traced::CallTrace};
 
 /// The progress of a recorded collective.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +31,13 @@ pub struct FlightRecord {
     id: u64,
 }
 
+impl FlightRecord {
+    /// How long ago the call was made.
+    pub(crate) fn age(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
 impl fmt::Display for FlightRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: ", self.group, self.call)?;
@@ -48,6 +55,10 @@ pub(crate) struct FlightRecorder {
     records: Mutex<(u64, VecDeque<FlightRecord>)>,
     /// The same calls while a profile is recorded.
     pub(crate) trace: CallTrace,
+    /// The names and members of the rank's groups.
+    groups: Mutex<HashMap<Channel, (String, Vec<usize>)>>,
+    /// The last calls that other ranks have sent, by group and rank.
+    heard: Mutex<HashMap<(Channel, usize), Call>>,
 }
 
 impl FlightRecorder {
@@ -131,14 +142,51 @@ impl FlightRecorder {
         format!("last collectives of rank {rank}:\n{first}{between}{last}")
     }
 
+    /// Keeps the name and the members of a group of the rank.
+    pub(crate) fn note_group(&self, channel: Channel, name: &str, members: &[usize]) {
+        lock(&self.groups).insert(channel, (name.to_string(), members.to_vec()));
+    }
+
+    /// Keeps a call that rank `from` has sent in a group.
+    pub(crate) fn hear(&self, channel: Channel, from: usize, call: &Call) {
+        let mut heard = lock(&self.heard);
+        match heard.get_mut(&(channel, from)) {
+            Some(last) => last.clone_from(call),
+            None => _ = heard.insert((channel, from), call.clone()),
+        }
+    }
+
+    /// The members of the rank's groups, by name.
+    pub(crate) fn groups(&self) -> BTreeMap<String, Vec<usize>> {
+        lock(&self.groups).values().cloned().collect()
+    }
+
+    /// The last call that each other rank has sent in each group: the rank, the group's name, and
+    /// the call.
+    pub(crate) fn heard(&self) -> Vec<(usize, String, Call)> {
+        let groups = lock(&self.groups);
+        let heard = lock(&self.heard);
+        let heard = heard.iter().map(|((channel, from), call)| {
+            let name = groups.get(channel).map(|(name, _)| name.clone());
+            (*from, name.unwrap_or_default(), call.clone())
+        });
+        let mut heard: Vec<_> = heard.collect();
+        heard.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+        heard
+    }
+
     /// The records, oldest first.
     pub(crate) fn records(&self) -> Vec<FlightRecord> {
         self.lock().1.iter().cloned().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, (u64, VecDeque<FlightRecord>)> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.records)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -2,23 +2,31 @@
 //! that hangs in a kernel, in a file system, or in a world of one rank.
 
 use std::{
-    sync::mpsc::{self, RecvTimeoutError},
+    sync::{
+        Arc,
+        mpsc::{self, RecvTimeoutError},
+    },
     thread::{self, JoinHandle},
     time::Duration,
 };
 
-use megaburn_collective::{Pulse, Quiet};
+use megaburn_collective::{Group, Pulse, Quiet};
 
-use crate::{error::TrainError, exit::Exit, last_words::end_process};
+use crate::{error::TrainError, exit::Exit, hang::HangReports, last_words::end_process};
 
 /// Added to the limit of a phase: other ranks that wait notice first, and report more.
 const AFTER_OTHERS: Duration = Duration::from_secs(10);
-/// Longest interval between two checks.
-const TICK: Duration = Duration::from_secs(1);
+/// Longest interval between two checks. Other ranks and the launcher may end this process a second
+/// after the first failure.
+const TICK: Duration = Duration::from_millis(200);
+/// How long the other ranks of a process may take to report before it ends.
+const REPORTS: Duration = Duration::from_millis(500);
 
 /// A thread that watches one rank of this process until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Monitor {
+    /// Writes what this rank did when ranks hang.
+    pub(crate) hangs: Arc<HangReports>,
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -26,12 +34,18 @@ pub(crate) struct Monitor {
 impl Monitor {
     /// Ends the process with [`Exit::Failed`] if the rank gives no sign of life for `limit`, or
     /// makes no progress in a phase for longer than the phase's limit. A hanging thread cannot be
-    /// ended in any other way.
+    /// ended in any other way. It also reports what the rank is doing when ranks hang, because the
+    /// rank's own thread may be stuck.
     ///
     /// # Errors
     /// The system cannot start a thread.
-    pub(crate) fn start(rank: usize, pulse: Pulse, limit: Duration) -> Result<Self, TrainError> {
-        Self::start_with(pulse, limit, move |why| {
+    pub(crate) fn start(world: &Group, limit: Duration) -> Result<Self, TrainError> {
+        let rank = world.rank();
+        let hangs = HangReports::new(world);
+        let ends = hangs.clone();
+        Self::start_with(world.pulse(), hangs, limit, move |why| {
+            ends.end(&format!("rank {rank} {why}"));
+            thread::sleep(REPORTS);
             let next = "its process ends; start the run again to resume from the last checkpoint";
             end_process(
                 format!("error: rank {rank} {why}; {next}"),
@@ -42,18 +56,25 @@ impl Monitor {
 
     fn start_with(
         pulse: Pulse,
+        hangs: Arc<HangReports>,
         limit: Duration,
-        hangs: impl FnOnce(String) + Send + 'static,
+        end: impl FnOnce(String) + Send + 'static,
     ) -> Result<Self, TrainError> {
-        let (stop, stopped) = mpsc::channel();
+        let (stop, stopped) = mpsc::channel::<()>();
+        let reports = hangs.clone();
         let watch = move || {
             let tick = TICK.min(limit / 4);
-            while stopped.recv_timeout(tick) == Err(RecvTimeoutError::Timeout) {
+            loop {
+                let is_stopped = stopped.recv_timeout(tick) != Err(RecvTimeoutError::Timeout);
+                reports.look();
+                if is_stopped {
+                    return;
+                }
                 if let Some(why) = pulse
                     .quiet()
                     .and_then(|quiet| heartbeat_overdue(quiet, limit))
                 {
-                    return hangs(why);
+                    return end(why);
                 }
             }
         };
@@ -62,6 +83,7 @@ impl Monitor {
             why: error.to_string(),
         })?;
         Ok(Self {
+            hangs,
             stop: Some(stop),
             thread: Some(thread),
         })
@@ -83,6 +105,7 @@ fn heartbeat_overdue(quiet: Quiet, limit: Duration) -> Option<String> {
         since,
         phase,
         limit: of_phase,
+        section,
     } = quiet;
     let seconds = since.as_secs();
     match (phase, of_phase) {
@@ -93,14 +116,15 @@ fn heartbeat_overdue(quiet: Quiet, limit: Duration) -> Option<String> {
             )
         }),
         _ => (since >= limit).then(|| {
-            format!("has made no progress for {seconds} s (`train.step_timeout_seconds`)")
+            let place = section.map_or(String::new(), |section| format!(" in `{section}`"));
+            format!("has made no progress for {seconds} s{place} (`train.step_timeout_seconds`)")
         }),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use megaburn_collective::{Group, Phase};
+    use megaburn_collective::Phase;
 
     use super::*;
 
@@ -110,7 +134,9 @@ mod tests {
         let limit = Duration::from_millis(200);
         let (told, hears) = mpsc::channel();
         let tell = move |why| told.send(why).unwrap();
-        let _monitor = Monitor::start_with(world.pulse(), limit, tell).unwrap();
+        let hangs = HangReports::new(&world);
+        let _monitor = Monitor::start_with(world.pulse(), hangs, limit, tell).unwrap();
+        let _section = world.section("forward");
         for _ in 0..8 {
             thread::sleep(limit / 4);
             world.pulse().beat();
@@ -118,7 +144,7 @@ mod tests {
         hears.try_recv().expect_err("it gives signs");
         let why = hears.recv_timeout(Duration::from_secs(10)).unwrap();
         assert!(
-            why.contains("no progress") && why.contains("step_timeout"),
+            why.contains("no progress") && why.contains("in `forward` (`train.step_timeout"),
             "{why}"
         );
     }
@@ -129,6 +155,7 @@ mod tests {
             since: Duration::from_secs(seconds),
             phase: Some(Phase::Save),
             limit: Some(Duration::from_secs(600)),
+            section: None,
         };
         assert_eq!(heartbeat_overdue(quiet(605), Duration::from_secs(1)), None);
         let why = heartbeat_overdue(quiet(611), Duration::from_secs(1)).unwrap();

@@ -1,14 +1,16 @@
 //! A rank's part of a run, from a trainer that is built to the run's last line.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
-use megaburn_collective::{PhaseGuard, ProcessGroups, Pulse};
+use megaburn_collective::{PhaseGuard, ProcessGroups, Pulse, RankEnv};
 
 use crate::{
     config::TrainConfig,
     data::RunData,
     device::Devices,
     error::TrainError,
+    gpu_health::GpuHealthReports,
+    hang::HangReports,
     profile::Profiler,
     report::{Reporter, RunDescription, RunStart},
     run_folder::{RunFolder, RunShare},
@@ -18,6 +20,7 @@ use crate::{
     state::StateFile,
     stop::Stops,
     stored_checkpoints::StoredCheckpoints,
+    stragglers::Stragglers,
     train_loop::{Ended, TrainLoop},
 };
 
@@ -32,6 +35,7 @@ pub(crate) struct RankRun<'a, T> {
     pub(crate) trainer: T,
     pub(crate) pulse: Pulse,
     pub(crate) starting: Option<PhaseGuard>,
+    pub(crate) hangs: &'a HangReports,
 }
 
 impl<T: RunTrainer> RankRun<'_, T> {
@@ -58,6 +62,7 @@ impl<T: RunTrainer> RankRun<'_, T> {
             mut trainer,
             pulse,
             starting,
+            hangs,
         } = self;
         let world = &groups.world;
         // Not earlier: a run whose model cannot be built must not set another run aside.
@@ -68,6 +73,7 @@ impl<T: RunTrainer> RankRun<'_, T> {
             None => run,
         };
         stored.take_over(world, &run)?;
+        hangs.write_to(Path::new(&config.run.dir), &run.id)?;
         trainer
             .core_mut()
             .enter_run(run.clone(), devices != Devices::Cpu);
@@ -105,8 +111,21 @@ impl<T: RunTrainer> RankRun<'_, T> {
         // An earlier start may have ended before everything was removed.
         trainer.core().continue_discarding();
         let spans = trainer.core().spans.clone();
+        let env = RankEnv::from_env()?;
+        let local_rank = env.as_ref().map_or(0, |env| env.local_rank);
+        let (gpu, index) = match devices {
+            Devices::Cpu => (None, 0),
+            Devices::Cuda { gpus } => {
+                let index = env.as_ref().and_then(|env| env.gpu(gpus));
+                (Some(local_rank), index.unwrap_or(0))
+            }
+        };
+        let train = &config.train;
+        let gpu_health = GpuHealthReports::new(train.gpu_health_interval, world.rank(), gpu, index);
         TrainLoop {
             profiler: Profiler::new(config, spans)?,
+            stragglers: Stragglers::new(train.straggler_interval, groups, gpu),
+            gpu_health,
             config,
             groups,
             trainer,

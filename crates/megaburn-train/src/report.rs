@@ -2,6 +2,7 @@
 
 mod decoder;
 mod end;
+mod gpu_health;
 mod logs;
 mod picture;
 mod precision;
@@ -10,6 +11,7 @@ mod rollback;
 mod saved;
 mod stamp;
 mod start;
+mod straggler;
 
 use std::sync::Arc;
 

@@ -157,7 +157,7 @@ impl DecoderRun<'_> {
         let starting = Some(world.phase(Phase::Start));
         let pulse = world.pulse();
         let limit = self.config.train.step_timeout();
-        let _monitor = Monitor::start(world.rank(), pulse.clone(), limit)?;
+        let monitor = Monitor::start(world, limit)?;
         self.agree_on_config(world, loaded)?;
         let groups = ProcessGroups::new(world, self.layout)?;
         let run = RunShare::take(world, &self.config)?;
@@ -184,6 +184,7 @@ impl DecoderRun<'_> {
             trainer,
             pulse,
             starting,
+            hangs: &monitor.hangs,
         }
         .train(Some(&*loaded.data), |trainer, folder, is_new| {
             if is_new {

@@ -13,6 +13,7 @@
 
 mod not_finite;
 mod rollback;
+mod stragglers;
 
 use std::ops::ControlFlow;
 
@@ -22,6 +23,7 @@ use megaburn_report::{metrics::EvalMetrics, profile::Trace};
 use crate::{
     config::TrainConfig,
     error::TrainError,
+    gpu_health::GpuHealthReports,
     profile::Profiler,
     report::Reporter,
     run_trainer::{RunTrainer, StopCheck},
@@ -29,6 +31,7 @@ use crate::{
     state::StateFile,
     stop::{StopReason, Stops},
     stored_checkpoints::{StoredCheckpoints, UploadedCheckpoint},
+    stragglers::Stragglers,
 };
 
 /// A rank that is ready to train.
@@ -44,6 +47,8 @@ pub(crate) struct TrainLoop<'a, T> {
     pub(crate) saves: Saves,
     pub(crate) stored: StoredCheckpoints,
     pub(crate) profiler: Profiler,
+    pub(crate) stragglers: Stragglers,
+    pub(crate) gpu_health: GpuHealthReports,
     /// Whether this start has done a step.
     pub(crate) has_trained: bool,
     /// Signals that this rank is alive, at each step.
@@ -155,7 +160,9 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         }
         let core = self.trainer.core();
         let number = core.progress().step + 1;
+        self.stragglers.begin_step(core.world());
         let stepping = self.profiler.step(number, core.world(), &core.device);
+        let section = core.world().section("step");
         let tried = match self.trainer.try_step() {
             Err(error) => self.compute_again(error),
             done => done,
@@ -164,7 +171,9 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
             Ok(metrics) => metrics,
             Err(error) => return Err(self.failed(error)),
         };
-        drop(stepping);
+        drop((section, stepping));
+        let core = self.trainer.core();
+        self.stragglers.end_step(core.world(), &core.device);
         drop(self.starting.take());
         self.has_trained = true;
         self.pulse.beat();
@@ -175,6 +184,7 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
                 report.layers(metrics.step, layers)?;
             }
         }
+        self.name_stragglers(metrics.step)?;
         self.roll_back()?;
         let train = &self.config.train;
         if due(metrics.step, train.check_replicas_interval) {
@@ -223,7 +233,7 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
     /// Saves at an interval. With `train.async_save`, a save that is due while another is being
     /// written waits for it.
     fn save_at_interval(&mut self) -> Result<(), TrainError> {
-        let _range = self.profiler.range("save");
+        let _part = self.trainer.core().part("save");
         let _saving = self.groups.world.phase(Phase::Save);
         let written = self.saves.finish(&self.trainer)?;
         self.record_saved(written)?;
@@ -303,7 +313,8 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
     /// Evaluates and reports the result, or returns the reason if the run is stopped in the
     /// meantime.
     fn evaluate(&mut self) -> Result<Evaluated, TrainError> {
-        let _range = self.profiler.range("evaluate");
+        let _part = self.trainer.core().part("evaluate");
+        let _evaluating = self.groups.world.phase(Phase::Evaluate);
         let evals = self.unless_stopped(|stop| self.trainer.evaluate_unless(stop))?;
         if let (Some(report), ControlFlow::Continue(evals)) = (&mut self.report, &evals) {
             report.eval(evals)?;
@@ -314,6 +325,8 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
 
     /// The evaluations at the end of the run: on the validation data, then on the test data.
     fn final_evaluations(&self) -> Result<Evaluated, TrainError> {
+        let _part = self.trainer.core().part("evaluate");
+        let _evaluating = self.groups.world.phase(Phase::Evaluate);
         let evals = self.unless_stopped(|stop| self.trainer.evaluate_unless(stop))?;
         let ControlFlow::Continue(mut evals) = evals else {
             return Ok(evals);

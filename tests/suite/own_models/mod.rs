@@ -2,7 +2,9 @@
 
 mod configs;
 mod faults;
+mod hangs;
 mod layouts;
 mod model;
 mod profile;
 mod resume;
+mod stragglers;

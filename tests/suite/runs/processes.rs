@@ -85,6 +85,16 @@ fn the_death_or_silence_of_a_rank_ends_all_others_in_time(
         assert!(ended.stderr.contains(&what), "rank {rank}: {ended:?}");
         assert!(ended.stderr.contains("error: rank"), "{ended:?}");
     }
+    if signal == Signal::SIGSTOP {
+        let run = run.path("run").display().to_string();
+        let compared = &Ranks::command(&["hang", &run]).finish()[0].stdout;
+        let silent = format!("rank {victim:<3} no report: process ");
+        for part in ["3 of 4 ranks have reported", &silent, " is stopped"] {
+            assert!(compared.contains(part), "{compared}");
+        }
+        let look_at = format!("look at  rank {victim}, which waits for no other: no report");
+        assert!(compared.contains(&look_at), "{compared}");
+    }
 }
 
 /// Suspended as by Ctrl-Z and `fg`, `docker pause` or a frozen machine, for longer than any limit.

@@ -176,6 +176,7 @@ impl Watchdog {
     }
 
     fn fail(&self, error: &CollectiveError, oldest: Option<u64>) {
+        self.transport.activity().freeze();
         if let Some(id) = oldest {
             self.recorder.finish(id, Some(error.to_string()));
         }

@@ -19,6 +19,8 @@ impl TrainingConfig {
             start: duration(self.start_timeout_seconds),
             save: duration(self.save_timeout_seconds),
             load: duration(self.load_timeout_seconds),
+            data: duration(self.data_timeout_seconds),
+            evaluate: duration(self.eval_timeout_seconds),
         }
     }
 
@@ -57,6 +59,8 @@ mod tests {
             "start_timeout",
             "save_timeout",
             "load_timeout",
+            "data_timeout",
+            "eval_timeout",
             "step_timeout",
         ] {
             for value in ["0", "inf", "-1"] {

@@ -89,6 +89,12 @@ pub struct TrainingConfig {
     /// of; 0 never compares. The update after a comparison also finds weights, masters and moments of
     /// each rank that have changed since.
     pub check_replicas_interval: u64,
+    /// Steps between comparisons of the time that ranks need for their own work, without waits. A rank
+    /// that is slower than the others is named; 0 compares nothing.
+    pub straggler_interval: u64,
+    /// Steps between reports of the health of GPUs: clocks, temperatures and errors, which a thread of
+    /// each rank reads; 0 reads nothing.
+    pub gpu_health_interval: u64,
     /// Whether a step whose loss or gradient is not finite is computed again, from the same weights
     /// and samples, before the run ends (not in f16, where the loss scale falls instead). If it is
     /// finite then, the hardware failed once: the run continues, and names the ranks whose loss was
@@ -157,6 +163,12 @@ pub struct TrainingConfig {
     /// Seconds without progress that are allowed while a checkpoint or a model is read or verified.
     #[schemars(extend("minimum" = 0.001, "maximum" = 1_000_000))]
     pub load_timeout_seconds: f64,
+    /// Seconds that reading the samples of a micro-batch may take.
+    #[schemars(extend("minimum" = 0.001, "maximum" = 1_000_000))]
+    pub data_timeout_seconds: f64,
+    /// Seconds without progress that are allowed in an evaluation.
+    #[schemars(extend("minimum" = 0.001, "maximum" = 1_000_000))]
+    pub eval_timeout_seconds: f64,
     /// Seconds without a sign of life, outside collectives and the phases above, after which a
     /// rank's process is ended.
     #[schemars(extend("minimum" = 0.001, "maximum" = 1_000_000))]
@@ -187,6 +199,8 @@ impl Default for TrainingConfig {
             checkpoint_interval_minutes: 0.0,
             async_save: false,
             check_replicas_interval: 0,
+            straggler_interval: 10,
+            gpu_health_interval: 100,
             rerun_non_finite: true,
             on_spike: OnSpike::None,
             spike_factor: 2.0,
@@ -207,6 +221,8 @@ impl Default for TrainingConfig {
             start_timeout_seconds: 600.0,
             save_timeout_seconds: 600.0,
             load_timeout_seconds: 600.0,
+            data_timeout_seconds: 300.0,
+            eval_timeout_seconds: 300.0,
             step_timeout_seconds: 3600.0,
         }
     }

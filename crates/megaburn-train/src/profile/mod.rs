@@ -10,7 +10,6 @@ use std::{
 
 use burn::prelude::Device;
 use megaburn_collective::{Group, Phase, TracedCall, host_name, objects};
-use megaburn_pipeline::MicroBatchStep;
 use megaburn_report::profile::{
     CallPlace, CallRecord, Range, RankTrace, Span, SpanRecord, Spans, Trace, now_ns, ns_of,
 };
@@ -74,11 +73,6 @@ impl Profiler {
         self.spans.numbered("step", || [("step", step)])
     }
 
-    /// A part of the run outside its steps.
-    pub(crate) fn range(&self, name: &'static str) -> Range {
-        self.spans.range(name)
-    }
-
     /// Ends the profile after its last step, or earlier if the run ends (`is_last`). Returns it on
     /// rank 0.
     ///
@@ -133,16 +127,6 @@ impl Profiler {
         trace.start_at_zero();
         Ok(Some(trace))
     }
-}
-
-/// A part of the pass of a micro-batch.
-pub(crate) fn pass_range(spans: &Spans, name: &'static str, pass: MicroBatchStep) -> Range {
-    spans.numbered(name, || {
-        [
-            ("micro_batch", pass.micro_batch as u64),
-            ("chunk", pass.chunk as u64),
-        ]
-    })
 }
 
 /// What the ranks say is missing; each sentence once, with the first rank that says it.

@@ -9,6 +9,7 @@
 //!   config.toml           the resolved configuration
 //!                         (config.resolved.toml if config.toml is the user's)
 //!   metrics.jsonl         one line per start, step and evaluation
+//!   hangs.jsonl           what each rank did when ranks hung or disagreed
 //!   state.json            whether the run is running, stopped, finished or failed
 //!   loss.svg              the plot of the loss
 //!   metrics.csv, evaluations.csv, tensorboard/, wandb/

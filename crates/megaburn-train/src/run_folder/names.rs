@@ -12,6 +12,8 @@ pub(crate) const CONFIG: &str = "config.toml";
 pub(crate) const RESOLVED_CONFIG: &str = "config.resolved.toml";
 /// One line per step, evaluation and start.
 pub(crate) const METRICS: &str = "metrics.jsonl";
+/// One line of each rank about a hang.
+pub(crate) const HANGS: &str = "hangs.jsonl";
 /// Whether the run is running, stopped, finished or failed.
 pub(crate) const STATE: &str = "state.json";
 /// The plot of the loss.

@@ -15,7 +15,8 @@ use super::{
     lock::is_lock,
     logs::{holds_only_events, holds_only_profiles, holds_only_runs},
     names::{
-        CHECKPOINTS, CONFIG, LOCK, MARKER, METRICS, PICTURE, RESOLVED_CONFIG, STATE, is_numbered,
+        CHECKPOINTS, CONFIG, HANGS, LOCK, MARKER, METRICS, PICTURE, RESOLVED_CONFIG, STATE,
+        is_numbered,
     },
 };
 
@@ -76,13 +77,14 @@ const fn owned(name: &'static str, proof: Proof, fresh: Fresh, is_old: bool) -> 
 
 /// The files and folders that a run creates under exactly these names; numbered names of the
 /// resolved configuration come in addition.
-const OWNED: [Owned; 15] = [
+const OWNED: [Owned; 16] = [
     owned(MARKER, Proof::Marker, Fresh::Stays, false),
     owned(LOCK, Proof::Lock, Fresh::Stays, true),
     owned(CONFIG, Proof::Signature, Fresh::Moves, true),
     owned(RESOLVED_CONFIG, Proof::Signature, Fresh::Moves, false),
     owned(METRICS, Proof::Marker, Fresh::IsCopied, true),
     owned(OTHER_LINES, Proof::None, Fresh::Stays, false),
+    owned(HANGS, Proof::Marker, Fresh::Moves, false),
     owned(STATE, Proof::Marker, Fresh::Moves, false),
     owned(PICTURE, Proof::Marker, Fresh::Moves, true),
     owned(CHECKPOINTS, Proof::Manifests, Fresh::Stays, true),

@@ -7,7 +7,6 @@ use burn::{
 use megaburn_data::EpochOrder;
 use megaburn_parallel::TokenBlock;
 use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor};
-use megaburn_report::profile::Range;
 
 use super::{
     data::{MicroBatch, TrainData},
@@ -18,7 +17,7 @@ use super::{
 };
 use crate::{
     error::TrainError,
-    profile::pass_range,
+    part::Part,
     trainer_core::{Progress, TrainerCore},
 };
 
@@ -56,8 +55,8 @@ impl<M: TrainModel> Training<'_, M> {
         read(self.data, &samples, &core.device)
     }
 
-    fn begin(&mut self, pass: MicroBatchStep) -> Range {
-        let backward = pass_range(&self.core.spans, "backward", pass);
+    fn begin(&mut self, pass: MicroBatchStep) -> Part {
+        let backward = self.core.pass_part("backward", pass);
         self.core.groups.world.pulse().beat();
         if self.reduces && self.core.config.parallel.overlap {
             self.core.grads.begin_micro_batch(pass.is_last);
@@ -84,10 +83,10 @@ impl<M: TrainModel> StageExecutor for Training<'_, M> {
         input: Option<Tensor<3>>,
     ) -> Result<Output, TrainError> {
         self.core.groups.world.pulse().beat();
-        let reading = pass_range(&self.core.spans, "data", pass);
+        let reading = self.core.data_part(pass);
         let batch = self.batch(pass)?;
         drop(reading);
-        let _forward = pass_range(&self.core.spans, "forward", pass);
+        let _forward = self.core.pass_part("forward", pass);
         let model = self.core.model_in_flight();
         let stage = &self.stages[pass.chunk];
         let loss = match checked(model.forward_stage(stage, input, batch), stage, self.shape)? {
@@ -152,7 +151,9 @@ impl<M: TrainModel> StageExecutor for Evaluation<'_, M> {
         let numbers = core.batch.micro_batch(self.first, dp, pass.micro_batch);
         let samples = numbers.map(|number| number as usize).collect();
         let samples = MicroBatch::new(samples, None);
+        let reading = core.data_part(pass);
         let batch = read(self.data, &samples, &core.device.clone().inner())?;
+        drop(reading);
         let stage = &self.stages[pass.chunk];
         match checked(
             self.model.forward_stage(stage, input, batch),

@@ -133,7 +133,7 @@ impl<T: TrainTask> TaskRun<'_, T> {
         let pulse = world.pulse();
         let config = self.config;
         let limit = config.run.train.step_timeout();
-        let _monitor = Monitor::start(world.rank(), pulse.clone(), limit)?;
+        let monitor = Monitor::start(world, limit)?;
         let (fresh, layout) = (self.fresh, self.layout);
         let on_gpus = self.devices != Devices::Cpu;
         let text = format!("{}{layout}{fresh}{data:?}{on_gpus}", config.to_toml());
@@ -161,6 +161,7 @@ impl<T: TrainTask> TaskRun<'_, T> {
             trainer,
             pulse,
             starting,
+            hangs: &monitor.hangs,
         }
         .train(None, |trainer, _, _| Ok(self.describe(trainer, num_params)))
     }

@@ -128,7 +128,7 @@ impl<T: TrainTask> ModelTrainer<T> {
         let (totals, factor) = self.forward_backward(true)?;
 
         // Sum the gradients over the ranks; make them means over items.
-        let reduce = self.core.spans.range("reduce");
+        let reduce = self.core.part("reduce");
         self.core.reduce_grads()?;
         let work = totals.work_over(&self.core.groups.batch)?;
         let num_items = work.num_items;
@@ -144,7 +144,7 @@ impl<T: TrainTask> ModelTrainer<T> {
         let num_zeros = self.core.num_zeros()?;
         self.core.grads.skip_if_not_finite(&sums.loss);
         self.core.skip_spike(&sums.loss, num_items);
-        let update = self.core.spans.range("update");
+        let update = self.core.part("update");
         self.core.clip(&norm);
         self.core.update_weights(&rates)?;
         drop(update);

@@ -8,11 +8,10 @@ use megaburn_data::Samples;
 use megaburn_models::Decoder;
 use megaburn_parallel::{BatchContext, BlockStatistics, Residual};
 use megaburn_pipeline::{MicroBatchStep, Output, StageExecutor, StageLayers};
-use megaburn_report::profile::Range;
 
 use crate::{
     error::TrainError,
-    profile::pass_range,
+    part::Part,
     trainer::{Trainer, batch::Batch, hybrid_context::HybridContext, stats::Losses},
 };
 
@@ -39,8 +38,8 @@ pub(super) struct Training<'a> {
 }
 
 impl Training<'_> {
-    fn begin(&mut self, pass: MicroBatchStep) -> Range {
-        let backward = pass_range(&self.trainer.core.spans, "backward", pass);
+    fn begin(&mut self, pass: MicroBatchStep) -> Part {
+        let backward = self.trainer.core.pass_part("backward", pass);
         self.trainer.core.groups.world.pulse().beat();
         if self.reduce_scope == ReduceScope::DataParallel
             && self.trainer.core.config.parallel.overlap
@@ -88,7 +87,7 @@ impl StageExecutor for Training<'_> {
                 .collator()
                 .batch(&samples, samples.len(), inner_device)?)
         };
-        let reading = pass_range(&trainer.core.spans, "data", pass);
+        let reading = trainer.core.data_part(pass);
         let batch = trainer.needs_batch(layers).then(batch).transpose()?;
         drop(reading);
         let block = || trainer.token_block(pass.micro_batch);
@@ -102,7 +101,7 @@ impl StageExecutor for Training<'_> {
             block: trainer.hybrid.is_none().then(block),
             ..trainer.batch_context(batch.as_ref())
         };
-        let _forward = pass_range(&trainer.core.spans, "forward", pass);
+        let _forward = trainer.core.pass_part("forward", pass);
         let stream = forward_stage(model, pass.chunk, input, batch.as_ref(), &context);
         let Some(batch) = batch.filter(|_| layers.loss) else {
             return Ok(Output::Stream(stream.sum()));
@@ -190,7 +189,9 @@ impl StageExecutor for Evaluation<'_> {
         let is_cut = total < first + trainer.core.config.train.global_batch as u64;
         let of_experts = is_cut && trainer.model_config.experts.is_some();
         let needs_batch = of_experts || trainer.needs_batch(layers);
+        let reading = trainer.core.data_part(pass);
         let batch = needs_batch.then(batch).transpose()?;
+        drop(reading);
         let context = trainer.batch_context(batch.as_ref());
         let stream = forward_stage(self.model, pass.chunk, input, batch.as_ref(), &context);
         let Some(batch) = batch.filter(|_| layers.loss) else {

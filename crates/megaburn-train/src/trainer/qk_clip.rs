@@ -69,7 +69,7 @@ impl Trainer {
         if factors.is_empty() {
             return Ok(());
         }
-        let _clip = self.core.spans.range("qk clip");
+        let _clip = self.core.part("qk clip");
         let model = self.take_model();
         self.core.model = Some(self.core.optimizer.scale_features(
             model,

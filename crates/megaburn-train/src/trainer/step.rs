@@ -45,7 +45,7 @@ impl Trainer {
         let (losses, loss_factor) = self.forward_backward(ReduceScope::DataParallel)?;
 
         // Sum the gradients over the ranks; make them means over tokens.
-        let reduce = self.core.spans.range("reduce");
+        let reduce = self.core.part("reduce");
         self.core.reduce_grads()?;
         let work = losses.work_over(&self.core.groups.batch)?;
         let Work {

@@ -16,7 +16,7 @@ impl Trainer {
         rates: &StepRates,
         norm: &GradNorm,
     ) -> Result<(), TrainError> {
-        let _update = self.core.spans.range("update");
+        let _update = self.core.part("update");
         self.core.clip(norm);
         let layers = self.own_layers();
         let wanted = self.weights_with_amaxes(&layers);

@@ -137,7 +137,7 @@ impl<M: Module> TrainerCore<M> {
         norm: &GradNorm,
         count: f64,
     ) -> Result<Outcome, TrainError> {
-        let wait = self.spans.range("wait");
+        let wait = self.part("wait");
         let outcome = self.outcome(loss, norm, count);
         drop(wait);
         if !outcome.as_ref().is_ok_and(|outcome| outcome.is_update) {

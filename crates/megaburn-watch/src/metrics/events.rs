@@ -114,6 +114,29 @@ impl Events {
         } else if let (Some(spike), Some(to)) = (number("rollback"), number("to_step")) {
             let what = format!("rolled back to step {to} after the spike of step {spike}");
             self.push(spike, sums, "rollback", what, time);
+        } else if let (Some(step), Some(rank)) = (number("straggler"), number("rank")) {
+            let slower = line.get("slower").and_then(Value::as_f64).unwrap_or(0.0);
+            let gpu = number("gpu").map_or(String::new(), |gpu| format!(", GPU {gpu}"));
+            let what = format!(
+                "rank {rank} (host {}{gpu}) is {:.0}% slower than the others, mostly in `{}`",
+                text("host"),
+                100.0 * slower,
+                text("section")
+            );
+            self.push(step, sums, "straggler", what, time);
+        } else if let Some(step) = number("gpu_health") {
+            let events = line.get("events").and_then(Value::as_array);
+            for event in events.into_iter().flatten() {
+                let text = |key: &str| event[key].as_str().unwrap_or_default();
+                let what = format!(
+                    "rank {} (host {}, GPU {}): {}",
+                    event["rank"],
+                    text("host"),
+                    event["gpu"],
+                    text("what")
+                );
+                self.push(step, sums, "GPU", what, time.clone());
+            }
         } else {
             let kind = match text("event") {
                 "spike" => "spike",
@@ -176,6 +199,9 @@ mod tests {
             json!({"stored_checkpoint": 7, "url": "s3://b/a"}),
             json!({"event": "spike", "step": 8}),
             json!({"rollback": 8, "to_step": 4, "samples": [32, 64]}),
+            json!({"straggler": 60, "rank": 3, "host": "h1", "gpu": 2, "section": "data", "slower": 0.104}),
+            json!({"gpu_health": 70, "events": []}),
+            json!({"gpu_health": 80, "events": [{"rank": 3, "host": "h1", "gpu": 2, "what": "hot"}]}),
             json!({"mine": "…".repeat(400)}),
         ];
         let mut events = Events::default();
@@ -188,7 +214,7 @@ mod tests {
             .map(|event| (event.kind, event.step, event.text.as_str()))
             .collect();
         assert_eq!(
-            found[..7],
+            found[..9],
             [
                 ("start", 0, "start 1, layout tp2"),
                 ("resume", 5, "start 2 after step 5, layout tp1; a.b: 1 → 2"),
@@ -209,10 +235,16 @@ mod tests {
                     8,
                     "rolled back to step 4 after the spike of step 8"
                 ),
+                (
+                    "straggler",
+                    60,
+                    "rank 3 (host h1, GPU 2) is 10% slower than the others, mostly in `data`"
+                ),
+                ("GPU", 80, "rank 3 (host h1, GPU 2): hot"),
             ]
         );
         assert_eq!(
-            (found[7].0, found[7].1, found[7].2.chars().count()),
+            (found[9].0, found[9].1, found[9].2.chars().count()),
             ("note", 9, LONGEST + 1)
         );
         assert_eq!(kept[0].time.as_deref(), Some("T"));

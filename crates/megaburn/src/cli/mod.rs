@@ -10,6 +10,7 @@ mod device;
 mod doctor;
 mod eval;
 mod generate;
+mod hang;
 mod hint;
 mod info;
 mod interrupt;
@@ -133,6 +134,9 @@ enum Command {
     Info(info::InfoArgs),
     /// Say where the time of a profiled step went, from the trace that `train --profile` wrote.
     Profile(profile::ProfileArgs),
+    /// Compare what the ranks of a run did when it hung: the first collective in which they differ, and
+    /// where the ranks are that the others wait for.
+    Hang(hang::HangArgs),
     /// Serve a page that shows runs while they train: curves, comparison, events, configurations.
     Watch(watch::WatchArgs),
     /// Encode text into data sets in Megatron-LM's format; inspect, merge and split them.
@@ -185,6 +189,7 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Plan(args) => args.run(),
         Command::Search(args) => begin(|| args.run()),
         Command::Profile(args) => done(args.run()),
+        Command::Hang(args) => done(args.run()),
         Command::Watch(args) => args.run(),
         Command::Sweep(args) => begin(|| args.run()),
         Command::Tokenize(args) => args.run(),

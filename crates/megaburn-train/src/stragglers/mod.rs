@@ -1,0 +1,149 @@
+//! Finds ranks that are slower than the others, while the run trains.
+//!
+//! Each rank measures its own work in the parts of each step, without its waits in collectives. Every
+//! `train.straggler_interval` steps rank 0 compares the times of all ranks by a [`rule`].
+
+mod gpu;
+mod rule;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use burn::prelude::Device;
+use megaburn_collective::{CollectiveError, Group, ProcessGroups, SectionTime, host_name, objects};
+use megaburn_mesh::Coords;
+use serde::{Deserialize, Serialize};
+
+use gpu::GpuProbe;
+pub(crate) use rule::Straggler;
+use rule::{Comparison, WindowWork};
+
+/// Measures a rank's steps, and on rank 0 compares those of all ranks.
+#[derive(Debug)]
+pub(crate) struct Stragglers {
+    /// 0 measures nothing.
+    interval: u64,
+    /// The steps since the last comparison: their durations and the work of their parts.
+    steps: Vec<(f64, BTreeMap<&'static str, f64>)>,
+    gpu: Option<GpuProbe>,
+    place: RankPlace,
+    has_gpus: bool,
+    /// On rank 0 from the first comparison on.
+    ranks: Option<(Vec<RankPlace>, Comparison)>,
+    has_sent_place: bool,
+    is_first: bool,
+}
+
+/// Where a rank runs, and what it works on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RankPlace {
+    pub(crate) host: String,
+    /// The number of its GPU on the host.
+    pub(crate) gpu: Option<usize>,
+    /// Ranks with equal numbers do the same work.
+    work: u64,
+}
+
+/// A straggler with its place.
+#[derive(Debug)]
+pub(crate) struct PlacedStraggler {
+    pub(crate) straggler: Straggler,
+    pub(crate) place: RankPlace,
+}
+
+impl Stragglers {
+    /// Compares every `interval` steps. `gpu` is the number of this rank's GPU on its host.
+    pub(crate) fn new(interval: u64, groups: &ProcessGroups, gpu: Option<usize>) -> Self {
+        let is_alone = groups.world.size() == 1;
+        Self {
+            interval: if is_alone { 0 } else { interval },
+            steps: Vec::new(),
+            gpu: None,
+            place: RankPlace {
+                host: host_name(),
+                gpu,
+                work: work_of(groups),
+            },
+            has_gpus: gpu.is_some(),
+            ranks: None,
+            has_sent_place: false,
+            is_first: true,
+        }
+    }
+
+    /// Forgets the work before a step.
+    pub(crate) fn begin_step(&self, world: &Group) {
+        if self.interval > 0 {
+            world.take_section_times();
+        }
+    }
+
+    /// Adds a step that has ended. The first one of a start is different from the others: it
+    /// allocates, and compiles kernels on GPUs.
+    pub(crate) fn end_step(&mut self, world: &Group, device: &Device) {
+        if self.interval == 0 {
+            return;
+        }
+        let times = world.take_section_times();
+        if std::mem::take(&mut self.is_first) {
+            if self.has_gpus {
+                self.gpu = GpuProbe::new(&device.clone().inner());
+            }
+            return;
+        }
+        let both = |time: &SectionTime| time.work + time.waiting;
+        let step: Duration = times.values().map(both).sum();
+        let work = |(name, time): (&'static str, SectionTime)| (name, time.work.as_secs_f64());
+        let parts = times.into_iter().map(work).collect();
+        self.steps.push((step.as_secs_f64(), parts));
+    }
+
+    /// Compares the ranks, if step `step` ends an interval. Returns those that are named for the
+    /// first time, on rank 0.
+    ///
+    /// # Errors
+    /// A failed collective.
+    /// # Collective
+    /// All ranks, with the same `step`; a few hundred bytes go to rank 0.
+    pub(crate) fn compare(
+        &mut self,
+        step: u64,
+        world: &Group,
+    ) -> Result<Vec<PlacedStraggler>, CollectiveError> {
+        if self.interval == 0 || !step.is_multiple_of(self.interval) || self.steps.is_empty() {
+            return Ok(Vec::new());
+        }
+        let steps = std::mem::take(&mut self.steps);
+        let gpu = self.gpu.as_ref().and_then(GpuProbe::seconds);
+        let mine = WindowWork::of(&steps, gpu);
+        let place = (!self.has_sent_place).then(|| self.place.clone());
+        self.has_sent_place = true;
+        let all = objects::gather(world, &(place, mine))?;
+        if world.rank() != 0 {
+            return Ok(Vec::new());
+        }
+        let (places, window): (Vec<_>, Vec<WindowWork>) = all.into_iter().unzip();
+        let (places, comparison) = self.ranks.get_or_insert_with(|| {
+            let places: Vec<RankPlace> = places.into_iter().flatten().collect();
+            let work = places.iter().map(|place| place.work).collect();
+            (places, Comparison::new(work, self.has_gpus, self.interval))
+        });
+        let placed = |straggler: Straggler| PlacedStraggler {
+            place: places[straggler.rank].clone(),
+            straggler,
+        };
+        Ok(comparison.add(window).into_iter().map(placed).collect())
+    }
+}
+
+/// A number that is equal for ranks which do the same work: those of a pipeline stage, with experts
+/// those which also hold the same experts.
+fn work_of(groups: &ProcessGroups) -> u64 {
+    let Coords { pp, ep, etp, .. } = groups.coords;
+    let layout = groups.layout();
+    let experts = if layout.ep > 1 {
+        ep * layout.etp + etp
+    } else {
+        0
+    };
+    (pp * layout.ep.max(1) * layout.etp.max(1) + experts) as u64
+}

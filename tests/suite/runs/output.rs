@@ -115,8 +115,13 @@ fn a_rank_that_gives_no_sign_of_life_says_so_before_its_process_ends() {
     let args = run.args("tp1", 1_000_000, &["train.step_timeout_seconds=0.001"]);
     let ended = Ranks::threads(&args).wait_all().remove(0);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let words = "rank 0 has made no progress for 0 s (`train.step_timeout_seconds`)";
-    assert!(ended.stderr.contains(words), "{ended:?}");
+    // In which part of a step depends on the speed of the machine.
+    for words in [
+        "rank 0 has made no progress for 0 s",
+        "(`train.step_timeout_seconds`)",
+    ] {
+        assert!(ended.stderr.contains(words), "{ended:?}");
+    }
 }
 
 #[test]

@@ -121,10 +121,7 @@ impl HangReports {
         if self.is_written.swap(true, Ordering::Relaxed) {
             return;
         }
-        let is_first = self
-            .world
-            .failure()
-            .is_none_or(|failure| !failure.is_echo());
+        let is_first = !why.contains("was ended by rank");
         let line = place.line(why, &self.world);
         let path = place.path();
         match append(&path, &line) {

@@ -76,6 +76,11 @@ fn state_in(stat: &str) -> Option<String> {
     Some(state_of(rest.chars().next()?))
 }
 
+/// Whether a state is one of a process that nothing keeps from running.
+pub(super) fn is_usual(state: &str) -> bool {
+    [state_of('R'), state_of('S'), state_of('Z')].contains(&state.to_string())
+}
+
 /// What a letter of the kernel means.
 fn state_of(letter: char) -> String {
     match letter {
@@ -129,6 +134,7 @@ mod tests {
             state_in("12 (a) b) T 1 12 12").as_deref(),
             Some("is stopped")
         );
+        assert!(is_usual(&state_of('S')) && !is_usual(&state_of('T')));
         assert_eq!(state_in("12 (a"), None);
         assert_eq!(
             call_of("[<0>] futex_wait_queue+0x64/0x90"),

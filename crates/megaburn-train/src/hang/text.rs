@@ -7,6 +7,7 @@ use megaburn_collective::CallState;
 use super::{
     analysis::{Finding, HangAnalysis, What},
     line::HangLine,
+    system::is_usual,
 };
 
 impl fmt::Display for HangAnalysis {
@@ -52,9 +53,19 @@ impl HangAnalysis {
     /// Where a rank is, and what it did last.
     fn place(&self, rank: usize) -> String {
         match self.lines.get(&rank) {
-            Some(line) => place_of(line),
+            Some(line) => format!("{}{}", place_of(line), self.seen(rank)),
             None => self.place_of_silent(rank),
         }
+    }
+
+    /// That others saw the process of a rank stopped, or waiting in the kernel: a launcher lets a
+    /// stopped process continue to end it, and then it reports.
+    fn seen(&self, rank: usize) -> String {
+        let seen = self.lines.iter().find_map(|(by, line)| {
+            let state = &line.processes.get(&rank)?.state;
+            (!is_usual(state)).then(|| format!("; rank {by} found that it {state}"))
+        });
+        seen.unwrap_or_default()
     }
 
     /// What others know about a rank that did not report.

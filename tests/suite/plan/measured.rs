@@ -161,7 +161,7 @@ const POLLED: &str = "layouts and the memory of tensors, 2026-11-28";
 const PIPES: &str = "layouts of Llama-3-8B with pipelines, 2026-11-27";
 
 #[rustfmt::skip]
-const ROWS: [Row; 49] = [
+const ROWS: [Row; 51] = [
     row(["train_step", "train_step, 2026-11-22", "| megaburn, f32 masters | 51.3 |"], Gpu::H200, FOUR_LAYERS, ["tp1", "data.seq_len=4096"], 1, 51.3, Some(22.0)),
     row(["train_step", "train_step, 2026-11-22", "| 8192 tokens (cuDNN) | 98.8 |"], Gpu::H200, FOUR_LAYERS, ["tp1", "data.seq_len=8192"], 1, 98.8, Some(22.0)),
     row(["train_step", "train_step, 2026-11-22", "| 32768 tokens (cuDNN) | 530.3 |"], Gpu::H200, FOUR_LAYERS, ["tp1", "data.seq_len=32768"], 1, 530.3, Some(40.1)),
@@ -211,6 +211,8 @@ const ROWS: [Row; 49] = [
     polled("| 2 | 12 | 8192 | pp2 | 8 | 1467.8 |", ["pp2", "data.seq_len=8192 model.layers=12"], 8, 1467.8, [47.0, 44.1]),
     polled("| 2 | 12 | 8192 | pp2 parallel.schedule=zb-v | 8 | 1351.7 |", ["pp2", "data.seq_len=8192 model.layers=12 parallel.schedule=zb-v"], 8, 1351.7, [58.7, 55.1]),
     polled("| 2 | 12 | 8192 | pp2 recompute.method=uniform | 4 | 978.2 |", ["pp2", "data.seq_len=8192 model.layers=12 recompute.method=uniform"], 4, 978.2, [38.5, 33.3]),
+    polled("| 2 | 1 | 4096 | dp2-ep2 parallel.zero=1 model.family=mixtral moe.force_balance=true | 4 | 169.7 |", ["dp2-ep2", "data.seq_len=4096 model.layers=1 parallel.zero=1 model.family=mixtral moe.force_balance=true"], 4, 169.7, [29.4, 26.7]),
+    polled("| 2 | 6 | 4096 | dp2-ep2 parallel.zero=1 model.family=qwen3_moe model.hidden=2048 model.heads=32 model.kv_heads=4 model.head_dim=128 model.ffn=6144 model.experts.ffn=768 model.experts.num=64 model.experts.top_k=8 moe.force_balance=true | 4 | 213.2 |", ["dp2-ep2", "data.seq_len=4096 model.layers=6 parallel.zero=1 model.family=qwen3_moe model.hidden=2048 model.heads=32 model.kv_heads=4 model.head_dim=128 model.ffn=6144 model.experts.ffn=768 model.experts.num=64 model.experts.top_k=8 moe.force_balance=true"], 4, 213.2, [28.4, 26.2]),
 ];
 
 /// A text with one space between words, so that padded tables compare.

@@ -88,7 +88,7 @@ impl Group {
     }
 
     /// Returns what member `root` gives. The others give nothing.
-    pub(crate) fn from_root(
+    pub(crate) fn given_by_root(
         &self,
         link: &RankContext,
         call: &Call,

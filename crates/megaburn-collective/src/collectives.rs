@@ -259,7 +259,7 @@ impl Group {
             } else {
                 Payload::empty()
             };
-            let value = self.from_root(link, &call, deadline, mine, root)?;
+            let value = self.given_by_root(link, &call, deadline, mine, root)?;
             Ok(TensorData::from_bytes(value.into_bytes(), shape, dtype))
         })
     }

@@ -162,7 +162,7 @@ mod tests {
                 .map(|reading| watch.observe(&slow(reading)).len());
             events.collect()
         };
-        assert_eq!(reports(&[&usual; 9]), [0; 9]);
+        assert_eq!(reports(&[&usual[..]; 9]), [0; 9]);
         // Now and then is not a slowdown that lasts.
         assert_eq!(reports(&[&hot, &hot, &usual, &hot, &usual]), [0; 5]);
         assert_eq!(

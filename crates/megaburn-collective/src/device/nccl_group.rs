@@ -105,7 +105,7 @@ impl Group {
             _ => [0; UniqueId::BYTES],
         };
         let bytes = joined([&id[..]].into_iter(), call.dtype);
-        let id = self.from_root(link, call, deadline, Payload::new(bytes), 0)?;
+        let id = self.given_by_root(link, call, deadline, Payload::new(bytes), 0)?;
         let id = id.as_slice().try_into();
         id.map(UniqueId)
             .map_err(|_| self.device_error(call, "rank 0 sent no communicator id".into()))

@@ -261,7 +261,8 @@ mod tests {
     #[test]
     fn ranks_that_are_alike_or_slow_now_and_then_are_not_named() {
         // Each is slow in a third of its steps, at other times than the others.
-        let noise = |rank: usize, step: usize| 1.0 + 0.5 * f64::from((rank + step) % 3 == 0);
+        let noise =
+            |rank: usize, step: usize| 1.0 + 0.5 * f64::from((rank + step).is_multiple_of(3));
         let noisy = window(&EVEN, noise);
         let often = window(&[EVEN[0], EVEN[1], [5.0, 9.0]], |_, _| 1.0);
         let even = window(&EVEN[..3], |_, _| 1.0);

@@ -1,10 +1,12 @@
-use std::{process::Command, sync::mpsc::channel, thread};
+use std::{os::unix::process::CommandExt, process::Command, sync::mpsc::channel, thread};
 
 use super::*;
 
 /// A supervisor of one rank whose end is never reported, as if the rank hung in the kernel.
 fn held(options: &LaunchOptions) -> Supervisor<'_> {
-    let child = Command::new("sleep").arg("600").spawn().unwrap();
+    // In a group of its own, as a rank is.
+    let child = Command::new("sleep").arg("600").process_group(0).spawn();
+    let child = child.unwrap();
     let mut run = Supervisor::new(options, 0, None);
     run.add(RankProcess::of(child, 0, 0));
     run

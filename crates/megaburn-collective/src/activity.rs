@@ -102,7 +102,7 @@ impl Activity {
             None => Place::Left,
         };
         let limit = match place {
-            Place::Inside => self.options.phases.of(*phase),
+            Place::Inside => self.limit_of(*phase, &state.phases),
             _ if idle < self.options.timeout => self.options.timeout,
             _ => return None,
         };
@@ -120,13 +120,24 @@ impl Activity {
         })
     }
 
+    /// The limit of the innermost of the phases that a rank is in. While a run starts, when for
+    /// instance the first samples are read, it is at least that of the start.
+    fn limit_of(&self, innermost: Phase, phases: &[Current]) -> Duration {
+        let of = |phase| self.options.phases.of(phase);
+        let is_start = |current: &Current| current.phase == Phase::Start;
+        match phases.iter().any(is_start) {
+            true => of(innermost).max(of(Phase::Start)),
+            false => of(innermost),
+        }
+    }
+
     /// How long this rank has given no sign of life, and the limit of its phase; `None` while it
     /// waits in a collective, which has a limit of its own.
     pub(crate) fn quiet(&self) -> Option<Quiet> {
         let state = self.lock();
         let since = clock::now().saturating_duration_since(state.sign);
         let phase = state.phases.last().map(|current| current.phase);
-        let limit = phase.map(|phase| self.options.phases.of(phase));
+        let limit = phase.map(|phase| self.limit_of(phase, &state.phases));
         (state.waits == 0).then_some(Quiet {
             since,
             phase,

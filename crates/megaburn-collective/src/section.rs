@@ -10,6 +10,7 @@ use crate::clock;
 
 /// How long a rank was in sections of one name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SectionTime {
     /// The time of its own work: without the sections inside it and without waits.
     pub work: Duration,

@@ -109,6 +109,12 @@ pub(crate) fn await_end(pid: Pid) -> bool {
     }
 }
 
+/// Whether a child runs. If it has ended, it stays to be waited for.
+pub(crate) fn runs(pid: Pid) -> bool {
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+    matches!(waitid(Id::Pid(pid), flags), Ok(WaitStatus::StillAlive))
+}
+
 /// Sends a signal to a rank and to everything it started that is still alive.
 pub(crate) fn signal(pid: Pid, signal: Signal) {
     let _ = killpg(pid, signal);

@@ -135,6 +135,11 @@ impl<'a> Host<'a> {
         for local_rank in 0..options.nproc {
             let rank = first + local_rank;
             if let Some(mut survivor) = survivors.next_if(|survivor| survivor.rank == rank) {
+                if !survivor.is_alive() {
+                    // The event of its end was left out while it waited.
+                    let serial = survivor.serial;
+                    let _ = self.sender.send(Event::GroupEnded { serial });
+                }
                 survivor.restart(&job.restart(attempt));
                 run.add(survivor);
                 continue;
@@ -191,7 +196,8 @@ impl<'a> Host<'a> {
         outcome
     }
 
-    /// Ends ranks that wait for a restart.
+    /// Ends ranks that wait for a restart. A signal or a message that comes meanwhile comes again
+    /// afterwards: it is meant for the ranks of the next attempt too.
     fn dismiss(&mut self, ranks: Vec<RankProcess>) -> Vec<RankEnd> {
         let mut run = Supervisor::new(self.options, 0, self.guard.as_mut());
         for mut rank in ranks {
@@ -206,7 +212,12 @@ impl<'a> Host<'a> {
         run.settle();
         run.supervise(&self.events);
         await_all(run.ranks.iter().flat_map(RankProcess::outputs), DRAIN);
-        run.into_outcome().0.ends
+        let message = run.message.take().map(Event::Coordinator);
+        let outcome = run.into_outcome().0;
+        for event in outcome.signal.map(Event::Signal).into_iter().chain(message) {
+            let _ = self.sender.send(event);
+        }
+        outcome.ends
     }
 
     /// The next event, or `None` after `patience`. Ends of ranks of an attempt that is over are left

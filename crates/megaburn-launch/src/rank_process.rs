@@ -15,7 +15,7 @@ use std::{
 use nix::{sys::signal::Signal, unistd::Pid};
 
 use crate::{
-    child::{await_end, group_runs, signal, start},
+    child::{await_end, group_runs, runs, signal, start},
     event::Event,
     in_place::{FromRank, RankLink, Restart},
     job::Job,
@@ -150,9 +150,10 @@ impl RankProcess {
         self.standing == Standing::Ended
     }
 
-    /// Whether its process exists, for a rank that waited while nothing supervised it.
-    pub(crate) fn is_alive(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
+    /// Whether its process runs, for a rank that waited while nothing supervised it. One that has
+    /// ended stays to be waited for, so that its process id has no other owner.
+    pub(crate) fn is_alive(&self) -> bool {
+        runs(self.pid)
     }
 
     /// The number of steps after which it lost a peer, if it waits for a restart.

@@ -39,7 +39,7 @@ impl Survivors {
     /// than the one before it: the cause may then be in the processes themselves.
     pub(crate) fn take(&mut self, ranks: Range<usize>) -> Found {
         let mut found = Found::default();
-        for mut rank in self.take_all() {
+        for rank in self.take_all() {
             match rank.is_alive() {
                 true => found.kept.push(rank),
                 false => found.dismissed.push(rank),

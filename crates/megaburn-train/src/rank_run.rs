@@ -112,19 +112,20 @@ impl<T: RunTrainer> RankRun<'_, T> {
         trainer.core().continue_discarding();
         let spans = trainer.core().spans.clone();
         let env = RankEnv::from_env()?;
+        let ranks_per_gpu = env.as_ref().map_or(1, |env| env.ranks_per_gpu);
         let local_rank = env.as_ref().map_or(0, |env| env.local_rank);
         let (gpu, index) = match devices {
             Devices::Cpu => (None, 0),
             Devices::Cuda { gpus } => {
                 let index = env.as_ref().and_then(|env| env.gpu(gpus));
-                (Some(local_rank), index.unwrap_or(0))
+                (Some(local_rank / ranks_per_gpu), index.unwrap_or(0))
             }
         };
         let train = &config.train;
         let gpu_health = GpuHealthReports::new(train.gpu_health_interval, world.rank(), gpu, index);
         TrainLoop {
             profiler: Profiler::new(config, spans)?,
-            stragglers: Stragglers::new(train.straggler_interval, groups, gpu),
+            stragglers: Stragglers::new(train.straggler_interval, groups, gpu, ranks_per_gpu),
             gpu_health,
             config,
             groups,

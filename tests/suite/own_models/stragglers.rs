@@ -144,7 +144,7 @@ fn a_rank_that_is_a_tenth_slower_is_named_with_the_section(#[case] part: &str, #
         seen: Arc::default(),
     };
     let text = "run.device = \"cpu\"\nparallel.dp = 3\n[train]\nglobal_batch = 3\nmicro_batch = 1\n\
-        eval_interval = 0\ncheckpoint_interval = 0\n";
+        eval_interval = 0\ncheckpoint_interval = 0\nstraggler_interval = 10\n";
     let layers = TaskLayers::new().with_text("sleep.toml", text).unwrap();
     let layers = [
         format!("run.dir={}", dir.path().display()),

@@ -11,10 +11,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    endpoint::{Endpoint, STACK_BYTES},
-    introductions::Callers,
-};
+use super::{endpoint::Endpoint, introductions::Callers, stack::STACK_BYTES};
 
 /// The pause after a failure of the listener, or while too many callers are silent.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -19,10 +19,11 @@ use std::{
 use subtle::ConstantTimeEq;
 
 use super::{
-    flood::Flood,
+    flood_progress::Flood,
     introductions::Introduction,
     line::Line,
     socket::{self, Until},
+    stack::STACK_BYTES,
     token::JobToken,
     wire::{Address, ControlMessage, Frame, Table, read_frame, write_frame},
 };
@@ -38,8 +39,6 @@ const THEIRS: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 /// How long a rank may take to accept a short message.
 const SHORT: Duration = Duration::from_secs(2);
-/// The stack of a thread that reads a connection: it parses short messages.
-pub(super) const STACK_BYTES: usize = 512 << 10;
 
 /// One rank of a world.
 #[derive(Debug)]

@@ -7,17 +7,13 @@
 //! connection end. So all ranks hear the name of a rank that died, and not of one that was cut off.
 
 use std::{
-    collections::HashSet,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use super::{
-    endpoint::{Endpoint, STACK_BYTES},
-    line::Line,
-    reader::AT_ONCE,
-    wire::ControlMessage,
+    endpoint::Endpoint, line::Line, reader::AT_ONCE, stack::STACK_BYTES, wire::ControlMessage,
 };
 use crate::{clock, fault::TransportError, tree};
 
@@ -25,63 +21,6 @@ use crate::{clock, fault::TransportError, tree};
 const CONFIRM: Duration = Duration::from_millis(300);
 /// The same for a rank behind one that was passed over: a whole host may be lost.
 const CONFIRM_BEHIND: Duration = Duration::from_millis(150);
-
-/// The progress of passing on the first failure.
-#[derive(Debug, Default)]
-pub(super) struct Flood {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    has_begun: bool,
-    is_done: bool,
-    /// Ranks that have confirmed it.
-    heard: HashSet<usize>,
-}
-
-impl Flood {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns true for the first caller only.
-    fn begin(&self) -> bool {
-        !std::mem::replace(&mut self.lock().has_begun, true)
-    }
-
-    fn end(&self) {
-        self.lock().is_done = true;
-        self.changed.notify_all();
-    }
-
-    /// Records that `rank` has confirmed the failure.
-    pub(super) fn heard(&self, rank: usize) {
-        self.lock().heard.insert(rank);
-        self.changed.notify_all();
-    }
-
-    /// Waits until the failure was passed on, or until `deadline`.
-    pub(super) fn await_end(&self, deadline: Instant) {
-        self.wait(deadline, |state| state.is_done);
-    }
-
-    fn wait(&self, deadline: Instant, is_met: impl Fn(&State) -> bool) -> bool {
-        let mut state = self.lock();
-        loop {
-            if is_met(&state) {
-                return true;
-            }
-            let left = deadline.saturating_duration_since(clock::now());
-            if left.is_zero() {
-                return false;
-            }
-            let waited = self.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-}
 
 impl Endpoint {
     /// The message that passes on the first failure that this rank knows.
@@ -190,7 +129,7 @@ impl Endpoint {
             let line = self.line(to, until, &is_late);
             line.is_ok_and(|line| line.say(word, until))
         };
-        (is_said || say()) && self.flood.wait(until, |state| state.heard.contains(&to))
+        (is_said || say()) && self.flood.await_heard(to, until)
     }
 }
 

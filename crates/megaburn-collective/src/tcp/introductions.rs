@@ -12,8 +12,8 @@ use std::{
 };
 
 use super::{
-    endpoint::STACK_BYTES,
     socket::{self, Until},
+    stack::STACK_BYTES,
     wire::{ControlMessage, Frame, read_frame},
 };
 use crate::clock;

@@ -6,13 +6,8 @@ use std::{
 };
 
 use super::{
-    acceptor::Acceptor,
-    endpoint::{Endpoint, STACK_BYTES},
-    flood::tell_all,
-    line::Line,
-    reader::AT_ONCE,
-    socket::Until,
-    wire::ControlMessage,
+    acceptor::Acceptor, endpoint::Endpoint, flood::tell_all, line::Line, reader::AT_ONCE,
+    socket::Until, stack::STACK_BYTES, wire::ControlMessage,
 };
 use crate::{
     activity::Activity,
@@ -165,7 +160,7 @@ impl Transport for TcpTransport {
 impl Endpoint {
     /// Passes on the first failure that this rank knows, and waits until that is done.
     fn spread_own(self: &Arc<Self>) {
-        if let Some(word) = self.failure() {
+        if let Some(word) = self.failure().filter(|_| self.has_started()) {
             self.spread(word, None);
             self.flood.await_end(clock::now() + FAILURE_GRACE);
         }

@@ -91,6 +91,7 @@ pub struct TrainingConfig {
     pub check_replicas_interval: u64,
     /// Steps between comparisons of the time that ranks need for their own work, without waits. A rank
     /// that is slower than the others is named; 0 compares nothing.
+    #[schemars(extend("minimum" = 0, "maximum" = 50))]
     pub straggler_interval: u64,
     /// Steps between reports of the health of GPUs: clocks, temperatures and errors, which a thread of
     /// each rank reads; 0 reads nothing.
@@ -199,8 +200,8 @@ impl Default for TrainingConfig {
             checkpoint_interval_minutes: 0.0,
             async_save: false,
             check_replicas_interval: 0,
-            straggler_interval: 10,
-            gpu_health_interval: 100,
+            straggler_interval: 0,
+            gpu_health_interval: 0,
             rerun_non_finite: true,
             on_spike: OnSpike::None,
             spike_factor: 2.0,

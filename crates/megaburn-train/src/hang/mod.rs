@@ -19,6 +19,7 @@ use std::{
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     thread,
     time::{Duration, Instant},
@@ -43,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct HangReports {
     world: Group,
-    place: OnceLock<Place>,
+    place: OnceLock<Arc<Place>>,
     is_written: AtomicBool,
 }
 
@@ -86,12 +87,12 @@ impl HangReports {
         };
         let all = objects::gather(&self.world, &own)?;
         let (start, processes) = objects::broadcast(&self.world, &(now(), all))?;
-        let _ = self.place.set(Place {
+        let _ = self.place.set(Arc::new(Place {
             dir: dir.to_path_buf(),
             run_id: run_id.to_string(),
             start,
             processes,
-        });
+        }));
         Ok(())
     }
 
@@ -110,28 +111,39 @@ impl HangReports {
     /// Reports that this rank makes no progress, and ends the collectives of the others, which then
     /// report, too.
     pub(crate) fn end(&self, why: &str) {
-        self.write(why.to_string());
+        let line = self.line(why.to_string());
         self.world.abort(why);
+        line.into_iter().for_each(write);
     }
 
     fn write(&self, why: String) {
-        let Some(place) = self.place.get() else {
-            return;
-        };
+        self.line(why).into_iter().for_each(write);
+    }
+
+    /// The line of this rank, once, and its place.
+    fn line(&self, why: String) -> Option<(Arc<Place>, HangLine)> {
+        let place = self.place.get()?;
         if self.is_written.swap(true, Ordering::Relaxed) {
-            return;
+            return None;
         }
-        let is_first = !why.contains("was ended by rank");
-        let line = place.line(why, &self.world);
-        let path = place.path();
-        match append(&path, &line) {
-            Ok(()) if is_first => tracing::error!(
-                "what each rank did is in `{path}`: `megaburn hang {path}` compares them",
-                path = path.display()
-            ),
-            Ok(()) => {}
-            Err(error) => tracing::warn!("cannot write to `{}`: {error}", path.display()),
-        }
+        Some((place.clone(), place.line(why, &self.world)))
+    }
+}
+
+/// Writes a line in a thread of its own, and waits for it only as long as a file system usually
+/// takes: what hangs may be the file system.
+fn write((place, line): (Arc<Place>, HangLine)) {
+    let (done, is_done) = mpsc::channel();
+    let write = move || {
+        place.write(&line);
+        let _ = done.send(());
+    };
+    if thread::Builder::new()
+        .name("hang".into())
+        .spawn(write)
+        .is_ok()
+    {
+        let _ = is_done.recv_timeout(2 * PATIENCE);
     }
 }
 
@@ -163,6 +175,19 @@ impl Place {
             report: world.report(),
             threads: system::own_threads(),
             processes,
+        }
+    }
+
+    fn write(&self, line: &HangLine) {
+        let is_first = !line.why.contains("was ended by rank");
+        let path = self.path();
+        match append(&path, line) {
+            Ok(()) if is_first => tracing::error!(
+                "what each rank did is in `{path}`: `megaburn hang {path}` compares them",
+                path = path.display()
+            ),
+            Ok(()) => {}
+            Err(error) => tracing::warn!("cannot write to `{}`: {error}", path.display()),
         }
     }
 

@@ -1,6 +1,10 @@
 //! How fast a GPU multiplies matrices, without any other rank.
 
-use std::{hint::black_box, time::Instant};
+use std::{
+    hint::black_box,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Instant,
+};
 
 use burn::{
     prelude::Device,
@@ -8,10 +12,11 @@ use burn::{
 };
 use megaburn_kernels::{LinearOptions, linear};
 
-/// The rows and columns of the matrices: three of them need 24 MiB.
-const SIDE: usize = 2048;
-/// The products of a measurement: a millisecond of an H100.
-const PRODUCTS: usize = 40;
+/// The rows and columns of the matrices: three of them need 96 MiB. Smaller products take the GPU as
+/// little time as its host takes to enqueue them.
+const SIDE: usize = 4096;
+/// The products of a measurement: four milliseconds of an H100.
+const PRODUCTS: usize = 20;
 
 /// Matrices on a GPU.
 #[derive(Debug)]
@@ -22,9 +27,11 @@ pub(super) struct GpuProbe {
 }
 
 impl GpuProbe {
-    /// Places the matrices on `device`, and multiplies them once, which compiles kernels.
+    /// Places the matrices on `device`, and multiplies them once, which compiles kernels. `None` where
+    /// there is no room for them, or the device has no bf16: this must not end a run.
     pub(super) fn new(device: &Device) -> Option<Self> {
-        Self::of_size(device, SIDE, PRODUCTS)
+        let probe = || Self::of_size(device, SIDE, PRODUCTS);
+        catch_unwind(AssertUnwindSafe(probe)).unwrap_or(None)
     }
 
     fn of_size(device: &Device, side: usize, products: usize) -> Option<Self> {

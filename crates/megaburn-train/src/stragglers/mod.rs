@@ -27,6 +27,8 @@ pub(crate) struct Stragglers {
     gpu: Option<GpuProbe>,
     place: RankPlace,
     has_gpus: bool,
+    /// Whether no other rank computes on this rank's GPU.
+    has_gpu_alone: bool,
     /// On rank 0 from the first comparison on.
     ranks: Option<(Vec<RankPlace>, Comparison)>,
     has_sent_place: bool,
@@ -52,7 +54,12 @@ pub(crate) struct PlacedStraggler {
 
 impl Stragglers {
     /// Compares every `interval` steps. `gpu` is the number of this rank's GPU on its host.
-    pub(crate) fn new(interval: u64, groups: &ProcessGroups, gpu: Option<usize>) -> Self {
+    pub(crate) fn new(
+        interval: u64,
+        groups: &ProcessGroups,
+        gpu: Option<usize>,
+        ranks_per_gpu: usize,
+    ) -> Self {
         let is_alone = groups.world.size() == 1;
         Self {
             interval: if is_alone { 0 } else { interval },
@@ -64,6 +71,7 @@ impl Stragglers {
                 work: work_of(groups),
             },
             has_gpus: gpu.is_some(),
+            has_gpu_alone: gpu.is_some() && ranks_per_gpu == 1,
             ranks: None,
             has_sent_place: false,
             is_first: true,
@@ -85,7 +93,7 @@ impl Stragglers {
         }
         let times = world.take_section_times();
         if std::mem::take(&mut self.is_first) {
-            if self.has_gpus {
+            if self.has_gpu_alone {
                 self.gpu = GpuProbe::new(&device.clone().inner());
             }
             return;

@@ -129,7 +129,10 @@ impl Comparison {
     /// How much more a rank's own work takes than the median of the others, as a fraction.
     fn excess(&self, window: &[WindowWork], rank: usize) -> Option<f64> {
         let others: Vec<f64> = self.others(rank).map(|other| window[other].own).collect();
-        if others.is_empty() {
+        // The host of a GPU also waits where it reads numbers from the device, so that of two ranks the
+        // one that waits for the other would be named.
+        let least = if self.has_gpus { 2 } else { 1 };
+        if others.len() < least {
             return None;
         }
         let median = quantile(others, 0.5);
@@ -149,7 +152,7 @@ impl Comparison {
             .filter(|(other, _)| *other != rank);
         let others: Vec<f64> = others.filter_map(|(_, work)| work.gpu).collect();
         let own = window[rank].gpu?;
-        (!others.is_empty()).then(|| own / quantile(others, 0.5) - 1.0)
+        (others.len() > 1).then(|| own / quantile(others, 0.5) - 1.0)
     }
 
     /// The other ranks that do the same work.

@@ -31,9 +31,10 @@ const HIDDEN: usize = 4;
 /// The time of a rank that is not slow, in microseconds.
 const DATA: u64 = 10_000;
 const FORWARD: u64 = 20_000;
-/// The rank that is slow, and the time that it needs in addition: a tenth of its work.
+/// The rank that is slow, and the time that it needs in addition: half of its work, so that other
+/// programs do not hide it. Unit tests of the rule have smaller differences.
 const SLOW: usize = 1;
-const MORE: u64 = 3000;
+const MORE: u64 = 15_000;
 
 /// The section `[slow]`.
 #[derive(Serialize, Deserialize, Clone, Debug, Default)]
@@ -137,7 +138,7 @@ impl TrainTask for Sleep {
 #[case("data", 400)]
 #[case("forward", 400)]
 #[case("none", 61)]
-fn a_rank_that_is_a_tenth_slower_is_named_with_the_section(#[case] part: &str, #[case] steps: u64) {
+fn a_slower_rank_is_named_with_the_section(#[case] part: &str, #[case] steps: u64) {
     let dir = tempfile::tempdir().unwrap();
     let task = Sleep {
         metrics: dir.path().join("metrics.jsonl"),
@@ -167,7 +168,7 @@ fn a_rank_that_is_a_tenth_slower_is_named_with_the_section(#[case] part: &str, #
         assert_eq!(line["host"], host_name().as_str());
         assert!(line["straggler"].as_u64().unwrap() >= 50 && line.get("gpu").is_none());
         assert!(
-            (0.05..0.3).contains(&line["slower"].as_f64().unwrap()),
+            (0.05..0.9).contains(&line["slower"].as_f64().unwrap()),
             "{line}"
         );
     }

@@ -233,7 +233,8 @@ fn a_stopped_rank_is_named_and_ends_all() -> Result<(), Failed> {
     let mut run = Run::ranks(3, &["loop"]);
     let pids = run.pids();
     run::signal(pids[2], Signal::SIGSTOP);
-    let end = run.end(PROMISED);
+    // Four seconds of `timeout` and a busy machine.
+    let end = run.end(2 * PROMISED);
     assert_eq!(end.code, Some(4), "{end:?}");
     let cause = end
         .err

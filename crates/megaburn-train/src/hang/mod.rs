@@ -2,7 +2,7 @@
 //!
 //! Each rank appends one line to `hangs.jsonl` in the run's folder: what it was doing, its last
 //! collectives, its threads, and the processes of its host. The thread that watches a rank writes it,
-//! so a rank whose own thread is stuck reports too. [`analysis`] compares the lines.
+//! so a rank whose own thread is stuck reports too. `megaburn hang` compares the lines.
 
 mod analysis;
 mod line;

@@ -12,7 +12,7 @@ const MOST: usize = 128;
 pub struct ThreadState {
     /// Its name.
     pub name: String,
-    /// Its state, as in [`state_of`].
+    /// Its state, in words: `runs`, `sleeps`, `is stopped` and the like.
     pub state: String,
     /// The function of the kernel in which it waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]

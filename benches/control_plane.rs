@@ -93,7 +93,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     report.finish(&options.common)
 }
 
-/// What one world costs. Sockets, threads and memory are those of a rank.
+/// What one world costs. Sockets, threads and memory are counted per rank.
 struct Cost {
     rendezvous: Duration,
     sockets: f64,

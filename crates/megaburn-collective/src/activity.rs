@@ -120,8 +120,8 @@ impl Activity {
         })
     }
 
-    /// The limit of the innermost of the phases that a rank is in. While a run starts, when for
-    /// instance the first samples are read, it is at least that of the start.
+    /// The limit of the innermost of the phases that a rank is in. While a run starts, it is at least
+    /// the limit of the start: the first samples, for instance, may take as long as the start.
     fn limit_of(&self, innermost: Phase, phases: &[Current]) -> Duration {
         let of = |phase| self.options.phases.of(phase);
         let is_start = |current: &Current| current.phase == Phase::Start;

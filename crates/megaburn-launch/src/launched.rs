@@ -80,8 +80,8 @@ impl Launch {
 
 impl Launched {
     /// Reads the variables that `megaburn launch` sets; `None` if another launcher, or none,
-    /// started this process. After a [restart in place](crate::RestartInPlace), attempt and cause are
-    /// those of that restart.
+    /// started this process. After a [restart in place](crate::RestartInPlace), attempt and cause
+    /// describe that restart.
     pub fn from_env() -> Option<Self> {
         let first = Self::from_lookup(|name| std::env::var(name).ok())?;
         let later = LATER.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,8 @@
 //! What the threads of a rank share: its open connections, its mailbox, and where the others are.
 //!
-//! The connections along the tree of all ranks ([`crate::tree`]) are opened at the start. All others
-//! are opened by the first message between two ranks. If both open one at the same time, that of the
-//! higher rank is kept.
+//! The connections along the tree of all ranks ([`crate::tree`]) are opened at the start. The
+//! first message between two other ranks opens theirs. If both open one at the same time, they keep
+//! the connection that the higher rank opened.
 
 use std::{
     collections::{HashMap, HashSet},

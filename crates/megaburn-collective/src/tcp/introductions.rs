@@ -36,7 +36,7 @@ pub(super) struct Introduction {
     pub(super) said: Result<ControlMessage, String>,
 }
 
-/// What is done with a caller that introduced itself or failed to, on the thread that read it.
+/// Handles a caller that introduced itself or failed to, on the thread that read its introduction.
 type Handler = dyn Fn(Introduction) + Send + Sync;
 
 /// The callers at one port.

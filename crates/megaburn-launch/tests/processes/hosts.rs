@@ -234,7 +234,7 @@ pub(crate) fn stranger() -> Result<(), Failed> {
     Ok(())
 }
 
-/// What is heard at a port in answer to a message, until the other side hangs up or for a second.
+/// Sends a message to a port, and returns what it answers until it hangs up, or within a second.
 fn call(port: &str, words: &str) -> String {
     let address = format!("127.0.0.1:{port}");
     let until = Instant::now() + Duration::from_secs(10);

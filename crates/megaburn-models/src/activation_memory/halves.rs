@@ -23,8 +23,8 @@ impl ActivationMemory {
         half
     }
 
-    /// Bytes that the last norm, the head and the loss save for a micro-batch, without those of
-    /// multi-token prediction. Their backward pass frees them before that of any block begins.
+    /// Bytes that the last norm, the head and the loss save for a micro-batch; multi-token prediction
+    /// is not counted. Backward frees them before it reaches any block.
     pub fn loss(&self) -> usize {
         match self.model.is_encoder_decoder() {
             true => self.half(false).last(),

@@ -188,7 +188,7 @@ fn a_rank_that_left_before_the_first_message_is_named() {
 #[test]
 fn a_failure_passes_a_rank_that_does_not_answer() {
     let (mut ranks, _) = world(8);
-    // Its port stays open, as that of a stopped process does.
+    // Its port stays open, like the port of a stopped process.
     let silent = ranks.remove(1);
     silent.endpoint().mailbox.abort(1, "it has stopped");
     let _line = silent.endpoint().lock();

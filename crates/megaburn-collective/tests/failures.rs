@@ -9,7 +9,11 @@ use std::{
 };
 
 use burn::tensor::{DType, TensorData};
-use fixture::{Over, bounded, impatient, world};
+use fixture::{
+    Over, bounded, impatient,
+    misdeed::{Misdeed, misbehave},
+    world,
+};
 use megaburn_collective::{CollectiveError, Group, RankFailure, ReduceOp};
 use rstest::rstest;
 
@@ -95,29 +99,6 @@ fn check_unusable(group: &Group, first: &CollectiveError) {
         "{}",
         group.flight_dump()
     );
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Misdeed {
-    Panics,
-    Fails,
-    Returns,
-    Aborts,
-}
-
-fn misbehave(misdeed: Misdeed, group: &Group) -> Result<CollectiveError, CollectiveError> {
-    let own = CollectiveError::Rendezvous {
-        why: "its disk is full".into(),
-    };
-    match misdeed {
-        Misdeed::Panics => panic!("an intended panic"),
-        Misdeed::Fails => Err(own),
-        Misdeed::Returns => Ok(own),
-        Misdeed::Aborts => {
-            group.abort("its disk is full");
-            Ok(own)
-        }
-    }
 }
 
 #[rstest]

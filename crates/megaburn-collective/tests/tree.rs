@@ -9,7 +9,11 @@ use std::{
 };
 
 use burn::tensor::{DType, TensorData};
-use fixture::{Over, bounded, impatient, world};
+use fixture::{
+    Over, bounded, impatient,
+    misdeed::{Misdeed, misbehave},
+    world,
+};
 use megaburn_collective::{CollectiveError, Group, RankFailure, ReduceOp, objects};
 use rstest::rstest;
 
@@ -19,29 +23,6 @@ const PATIENT: f64 = 40.0;
 const SIZE: usize = 9;
 
 type Ends = Vec<Result<CollectiveError, RankFailure<CollectiveError>>>;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Misdeed {
-    Panics,
-    Fails,
-    Returns,
-    Aborts,
-}
-
-fn misbehave(misdeed: Misdeed, world: &Group) -> Result<CollectiveError, CollectiveError> {
-    let own = CollectiveError::Rendezvous {
-        why: "its disk is full".into(),
-    };
-    match misdeed {
-        Misdeed::Panics => panic!("an intended panic"),
-        Misdeed::Fails => Err(own),
-        Misdeed::Returns => Ok(own),
-        Misdeed::Aborts => {
-            world.abort("its disk is full");
-            Ok(own)
-        }
-    }
-}
 
 fn until_it_fails(world: &Group) -> CollectiveError {
     loop {

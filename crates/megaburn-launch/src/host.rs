@@ -77,7 +77,7 @@ impl<'a> Host<'a> {
             let begin = Instant::now();
             let Attempt {
                 mut outcome, error, ..
-            } = self.attempt(self.options.node_rank, attempt, &job)?;
+            } = self.attempt(self.options.node_rank, self.options.nnodes, attempt, &job)?;
             if let Some(error) = error {
                 return Err(error);
             }
@@ -107,18 +107,20 @@ impl<'a> Host<'a> {
         unreachable!("the attempts end with a failure without a restart")
     }
 
-    /// Starts the ranks of node `node_rank` and waits until they end.
+    /// Starts the ranks of node `node_rank` of `nnodes`, and waits until they end or wait for a restart.
     ///
     /// # Errors
     /// A log cannot be opened.
     pub(crate) fn attempt(
         &mut self,
         node_rank: usize,
+        nnodes: usize,
         attempt: usize,
         job: &Job,
     ) -> Result<Attempt, LaunchError> {
         let options = LaunchOptions {
             node_rank,
+            nnodes,
             ..self.options.clone()
         };
         let first = node_rank * options.nproc;
@@ -134,13 +136,14 @@ impl<'a> Host<'a> {
         let mut survivors = survivors.into_iter().peekable();
         for local_rank in 0..options.nproc {
             let rank = first + local_rank;
-            if let Some(mut survivor) = survivors.next_if(|survivor| survivor.rank == rank) {
+            let is_of_rank = |survivor: &RankProcess| survivor.local_rank == local_rank;
+            if let Some(mut survivor) = survivors.next_if(is_of_rank) {
                 if !survivor.is_alive() {
                     // The event of its end was left out while it waited.
                     let serial = survivor.serial;
                     let _ = self.sender.send(Event::GroupEnded { serial });
                 }
-                survivor.restart(&job.restart(attempt));
+                survivor.restart(job.restart(attempt, rank, nnodes * options.nproc));
                 run.add(survivor);
                 continue;
             }

@@ -80,10 +80,12 @@ impl Job {
         }
     }
 
-    /// What a rank that restarts in place has to know of attempt `attempt`.
-    pub(crate) fn restart(&self, attempt: usize) -> Restart {
+    /// What rank `rank` of `world_size`, which restarts in place, has to know of attempt `attempt`.
+    pub(crate) fn restart(&self, attempt: usize, rank: usize, world_size: usize) -> Restart {
         Restart {
             attempt,
+            rank,
+            world_size,
             master_addr: self.addr.clone(),
             master_port: self.port,
             token: self.token.as_ref().map(|token| token.text().into()),
@@ -121,6 +123,13 @@ fn master(options: &LaunchOptions) -> Result<(String, u16, Option<ReservedPort>)
     }
     let visible = std::env::var(RankEnv::VISIBLE_GPUS).ok();
     gpus::check(options, visible.as_deref()).map_err(|why| LaunchError::BadOptions { why })?;
+    if let Some(least) = options.min_nnodes
+        && !(1..=*nnodes).contains(&least)
+    {
+        return bad(format!(
+            "`--min-nnodes` is {least}: it must be at least 1 and at most `--nnodes`, {nnodes}"
+        ));
+    }
     if options.spares > 0 && *nnodes == 1 {
         return bad("spare hosts need a job of several hosts: set `--nnodes`".into());
     }

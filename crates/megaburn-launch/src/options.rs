@@ -46,6 +46,8 @@ pub struct LaunchOptions {
     /// part ([`RestartInPlace`](crate::RestartInPlace)). Their standard input is then a connection to
     /// the launcher.
     pub restart_in_place: bool,
+    /// With how many hosts ranks also train after hosts were lost; `None`: with [`Self::nnodes`] only.
+    pub min_nnodes: Option<usize>,
     /// The number of hosts beyond [`Self::nnodes`] that wait to replace one that fails. Each has its
     /// own launcher, with a `node_rank` from `nnodes` on.
     pub spares: usize,
@@ -76,6 +78,7 @@ impl LaunchOptions {
             job_token: None,
             restart: RestartPolicy::NEVER,
             restart_in_place: false,
+            min_nnodes: None,
             spares: 0,
             agent_port: None,
             host_timeout: Duration::from_secs(600),
@@ -168,6 +171,13 @@ impl LaunchOptions {
         }
     }
 
+    /// Lets the others train on after hosts were lost, as long as this number is left: with the largest
+    /// number of hosts that is there and divides [`Self::nnodes`]. Hosts that come back are taken in
+    /// at the end of a step. Ranks are restarted in place for both, if their program takes part.
+    pub fn with_min_nodes(self, min_nnodes: Option<usize>) -> Self {
+        Self { min_nnodes, ..self }
+    }
+
     /// Sets the number of hosts that wait to replace one that fails.
     pub fn with_spares(self, spares: usize) -> Self {
         Self { spares, ..self }
@@ -193,7 +203,7 @@ impl LaunchOptions {
 
     /// Whether ranks have a connection to the launcher, by which they are restarted in place.
     pub(crate) fn restarts_in_place(&self) -> bool {
-        self.restart_in_place && self.restart != RestartPolicy::NEVER
+        (self.restart_in_place || self.min_nnodes.is_some()) && self.restart != RestartPolicy::NEVER
     }
 
     /// The port on which the launchers meet.

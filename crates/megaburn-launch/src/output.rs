@@ -6,6 +6,7 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     sync::{
         Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError, channel},
     },
     thread,
@@ -40,9 +41,10 @@ pub(crate) enum Sink {
 pub(crate) type LastWords = Arc<Mutex<VecDeque<String>>>;
 
 /// The rank and stream that a line comes from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Source {
-    pub(crate) rank: usize,
+    /// It may change when the rank restarts in place.
+    pub(crate) rank: Arc<AtomicUsize>,
     pub(crate) local_rank: usize,
     pub(crate) sink: Sink,
 }
@@ -84,14 +86,15 @@ impl Streams {
 
     /// Passes on a line, including its line end: rank 0's unchanged, the others' with a `[rank N]`
     /// prefix.
-    fn pass_on(&self, from: Source, line: Vec<u8>) {
+    fn pass_on(&self, from: &Source, line: Vec<u8>) {
+        let rank = from.rank.load(Ordering::Relaxed);
         if let Some(logs) = &self.logs {
             logs.write(from.local_rank, line.clone());
         }
-        if from.sink == Sink::Err && self.repeats.is_repeated(from.rank, &line) {
+        if from.sink == Sink::Err && self.repeats.is_repeated(rank, &line) {
             return;
         }
-        let line = match from.rank {
+        let line = match rank {
             0 => line,
             rank => [format!("[rank {rank}] ").as_bytes(), &line].concat(),
         };
@@ -148,9 +151,9 @@ pub(crate) fn pass_on_all(
     let (runs, ended) = channel::<()>();
     let streams = streams.clone();
     thread::Builder::new()
-        .name(format!("output-{}", from.rank))
+        .name(format!("output-{}", from.local_rank))
         .spawn(move || {
-            pump(pipe, from, &streams, last_words.as_ref());
+            pump(pipe, &from, &streams, last_words.as_ref());
             drop(runs);
         })?;
     Ok(ended)
@@ -171,7 +174,7 @@ pub(crate) fn await_all<'a>(
     }
 }
 
-fn pump(pipe: impl Read, from: Source, streams: &Streams, last_words: Option<&LastWords>) {
+fn pump(pipe: impl Read, from: &Source, streams: &Streams, last_words: Option<&LastWords>) {
     let mut pipe = BufReader::new(pipe);
     loop {
         let mut line = Vec::new();

@@ -4,7 +4,7 @@ use std::{
     io,
     process::Child,
     sync::{
-        PoisonError,
+        Arc, PoisonError,
         atomic::{AtomicUsize, Ordering},
         mpsc::{Receiver, Sender},
     },
@@ -17,7 +17,7 @@ use nix::{sys::signal::Signal, unistd::Pid};
 use crate::{
     child::{await_end, group_runs, runs, signal, start},
     event::Event,
-    in_place::{FromRank, RankLink, Restart},
+    in_place::{FromRank, RankLink, Restart, ToRank},
     job::Job,
     options::LaunchOptions,
     output::{LastWords, Sink, Source, Streams, pass_on_all},
@@ -34,7 +34,8 @@ pub(crate) struct RankProcess {
     /// Distinguishes it from other processes that this launcher starts, also from earlier ones with
     /// the same process id.
     pub(crate) serial: usize,
-    pub(crate) rank: usize,
+    pub(crate) local_rank: usize,
+    rank: Arc<AtomicUsize>,
     pub(crate) pid: Pid,
     pub(crate) standing: Standing,
     child: Child,
@@ -50,8 +51,8 @@ pub(crate) enum Standing {
     Runs,
     /// It runs, and waits for a restart if it loses a peer.
     Enrolled,
-    /// It lost a peer after this number of steps, and waits for a restart.
-    Waits { step: u64 },
+    /// It waits for a restart: it lost a peer after this number of steps, or was asked to.
+    Waits { lost_after: Option<u64> },
     /// It has ended, or is abandoned.
     Ended,
 }
@@ -78,16 +79,18 @@ impl RankProcess {
             .unzip();
         let child = start(options, local_rank, attempt, job, stdin)?;
         let rank = options.node_rank * options.nproc + local_rank;
-        let mut process = Self::of(child, serial, rank);
+        let mut process = Self::of(child, serial, local_rank);
+        process.rank.store(rank, Ordering::Relaxed);
         process.link = link;
-        process.watch(local_rank, events, streams)?;
+        process.watch(events, streams)?;
         Ok(process)
     }
 
-    pub(crate) fn of(child: Child, serial: usize, rank: usize) -> Self {
+    pub(crate) fn of(child: Child, serial: usize, local_rank: usize) -> Self {
         Self {
             serial,
-            rank,
+            local_rank,
+            rank: Arc::default(),
             pid: Pid::from_raw(child.id().cast_signed()),
             standing: Standing::Runs,
             child,
@@ -98,14 +101,12 @@ impl RankProcess {
     }
 
     /// Starts the threads that wait for its end, pass on its output, and hear what it says.
-    fn watch(
-        &mut self,
-        local_rank: usize,
-        events: &Sender<Event>,
-        streams: &Streams,
-    ) -> io::Result<()> {
+    fn watch(&mut self, events: &Sender<Event>, streams: &Streams) -> io::Result<()> {
         let &mut Self {
-            serial, rank, pid, ..
+            serial,
+            local_rank,
+            pid,
+            ..
         } = self;
         if let Some(link) = &self.link {
             let events = events.clone();
@@ -115,7 +116,7 @@ impl RankProcess {
         }
         let events = events.clone();
         thread::Builder::new()
-            .name(format!("wait-{rank}"))
+            .name(format!("wait-{local_rank}"))
             .spawn(move || {
                 let killed = await_end(pid);
                 // Sending cannot fail: the launcher waits for every rank that it started.
@@ -126,7 +127,7 @@ impl RankProcess {
                 let _ = events.send(Event::GroupEnded { serial });
             })?;
         let from = |sink| Source {
-            rank,
+            rank: self.rank.clone(),
             local_rank,
             sink,
         };
@@ -156,10 +157,20 @@ impl RankProcess {
         runs(self.pid)
     }
 
-    /// The number of steps after which it lost a peer, if it waits for a restart.
-    pub(crate) fn waits_after(&self) -> Option<u64> {
+    /// Its number among all ranks.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank.load(Ordering::Relaxed)
+    }
+
+    /// Whether it waits for a restart.
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self.standing, Standing::Waits { .. })
+    }
+
+    /// The number of steps after which it lost a peer, if it did.
+    pub(crate) fn lost_after(&self) -> Option<u64> {
         match self.standing {
-            Standing::Waits { step } => Some(step),
+            Standing::Waits { lost_after } => lost_after,
             _ => None,
         }
     }
@@ -169,16 +180,28 @@ impl RankProcess {
         self.standing = match (self.standing, said) {
             (Standing::Ended, _) => Standing::Ended,
             (_, FromRank::Enrolled) => Standing::Enrolled,
-            (_, &FromRank::Waits { step }) => Standing::Waits { step },
+            (_, &FromRank::Waits { lost_after }) => Standing::Waits { lost_after },
         };
     }
 
     /// Lets it meet the other ranks again. If it has ended meanwhile, the launcher learns that as of
     /// any other rank.
-    pub(crate) fn restart(&mut self, restart: &Restart) {
+    pub(crate) fn restart(&mut self, restart: Restart) {
         self.standing = Standing::Enrolled;
+        self.rank.store(restart.rank, Ordering::Relaxed);
         lock(&self.last_words).clear();
-        let _ = self.link.as_ref().map(|link| link.restart(restart));
+        self.say(&ToRank::Restart(restart));
+    }
+
+    /// Asks it to save at the end of a step and then to wait, if it can.
+    pub(crate) fn regroup(&self) {
+        if self.standing == Standing::Enrolled {
+            self.say(&ToRank::Regroup);
+        }
+    }
+
+    fn say(&self, message: &ToRank) {
+        let _ = self.link.as_ref().map(|link| link.send(message));
     }
 
     /// Ends it, if it waits for a restart: it then exits with its error.

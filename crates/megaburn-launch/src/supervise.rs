@@ -124,6 +124,10 @@ impl<'a> Supervisor<'a> {
             FromCoordinator::EndRanks { attempt } if attempt != self.attempt => {}
             FromCoordinator::EndRanks { .. } if self.plan == Plan::Wait => self.settle(),
             FromCoordinator::EndRanks { .. } | FromCoordinator::Beat => {}
+            FromCoordinator::Regroup { attempt } if attempt == self.attempt => {
+                self.ranks.iter().for_each(RankProcess::regroup);
+            }
+            FromCoordinator::Regroup { .. } => {}
             FromCoordinator::Signal { signal } => self.forward_signal(signal),
             other => {
                 self.message = Some(other);
@@ -278,7 +282,7 @@ impl<'a> Supervisor<'a> {
             ..
         } = self;
         let end = |(at, by, told): (usize, EndedBy, bool)| RankEnd {
-            rank: ranks[at].rank,
+            rank: ranks[at].rank(),
             by,
             told,
             last_words: ranks[at].last_words(),
@@ -287,8 +291,8 @@ impl<'a> Supervisor<'a> {
             ends: ends.into_iter().map(end).collect(),
             signal,
         };
-        let waits = |rank: &RankProcess| rank.waits_after().is_some();
-        (outcome, ranks.into_iter().filter(waits).collect())
+        let waiting = ranks.into_iter().filter(RankProcess::is_waiting);
+        (outcome, waiting.collect())
     }
 }
 

@@ -35,8 +35,8 @@ impl Survivors {
     }
 
     /// Takes those that restart in place in an attempt in which this host has the ranks `ranks`. None
-    /// does if the host has other ranks than before, or if the last restart in place got no further
-    /// than the one before it: the cause may then be in the processes themselves.
+    /// does if ranks lost a peer again before they got further than the last time: the cause may then
+    /// be in the processes themselves.
     pub(crate) fn take(&mut self, ranks: Range<usize>) -> Found {
         let mut found = Found::default();
         for rank in self.take_all() {
@@ -45,23 +45,16 @@ impl Survivors {
                 false => found.dismissed.push(rank),
             }
         }
-        found.kept.sort_by_key(|rank| rank.rank);
-        let failed_after = found.kept.iter().filter_map(RankProcess::waits_after).max();
-        let Some(step) = failed_after else {
+        if found.kept.is_empty() {
             return found;
-        };
-        let why = if !found.kept.iter().all(|rank| ranks.contains(&rank.rank)) {
-            Some("no restart in place: this host has other ranks now".to_string())
-        } else if self.failed_after.is_some_and(|before| step <= before) {
-            Some(format!(
-                "no restart in place: ranks failed again after step {step}"
-            ))
-        } else {
-            None
-        };
-        self.failed_after = self.failed_after.max(failed_after);
-        match why {
-            Some(why) => {
+        }
+        found.kept.sort_by_key(|rank| rank.local_rank);
+        let failed_after = found.kept.iter().filter_map(RankProcess::lost_after).max();
+        let before = self.failed_after;
+        self.failed_after = before.max(failed_after);
+        match failed_after.filter(|step| before.is_some_and(|before| *step <= before)) {
+            Some(step) => {
+                let why = format!("no restart in place: ranks failed again after step {step}");
                 found.said.push(why);
                 found.dismissed.append(&mut found.kept);
             }
@@ -73,7 +66,8 @@ impl Survivors {
 
 /// Says which ranks restart in place, and which are started anew.
 fn describe(kept: &[RankProcess], ranks: &Range<usize>) -> String {
-    let is_kept = |rank: &usize| kept.iter().any(|kept| kept.rank == *rank);
+    let first = ranks.start;
+    let is_kept = |rank: &usize| kept.iter().any(|kept| first + kept.local_rank == *rank);
     let (kept, anew): (Vec<_>, Vec<_>) = ranks.clone().partition(is_kept);
     let anew = match anew.is_empty() {
         true => String::new(),

@@ -7,51 +7,68 @@ use burn::{prelude::Device, tensor::Tensor};
 use megaburn_collective::{CollectiveError, RankEnv};
 use megaburn_launch::RestartInPlace;
 
-use crate::{error::TrainError, exit::Exit, failure, stop::Stops};
+use crate::{
+    error::TrainError,
+    exit::Exit,
+    failure,
+    stop::{StopReason, Stops},
+    train_loop::Ended,
+};
 
 /// A rank that may meet the others again.
-pub(crate) struct InPlace<'a> {
-    pub(crate) device: &'a Device,
-    pub(crate) stops: &'a Stops,
-    /// Whether this process can train again with what it has read so far.
-    pub(crate) is_possible: bool,
-}
+#[derive(Debug)]
+pub(crate) struct InPlace(Option<RestartInPlace>);
 
-impl InPlace<'_> {
+impl InPlace {
+    /// Enrolls this rank, if its launcher restarts ranks in place and `is_possible`. `stops` learns
+    /// when the launcher asks the ranks to regroup.
+    pub(crate) fn enroll(env: Option<&RankEnv>, is_possible: bool, stops: &mut Stops) -> Self {
+        let launched = env.filter(|_| is_possible);
+        let launcher = launched.and_then(|_| RestartInPlace::enroll());
+        if let Some(launcher) = &launcher {
+            stops.set_regroup(launcher.asked_to_regroup());
+        }
+        Self(launcher)
+    }
+
     /// Calls `run`, and calls it again when the launcher restarts this rank in place. The second
     /// argument of `run` says whether this is such a restart.
     ///
     /// # Errors
     /// The error of the last call.
-    pub(crate) fn run<T>(
-        &self,
-        env: Option<RankEnv>,
-        mut run: impl FnMut(Option<RankEnv>, bool) -> Result<T, TrainError>,
-    ) -> Result<T, TrainError> {
-        let launched = env.as_ref().filter(|_| self.is_possible);
-        let launcher = launched.and_then(|_| RestartInPlace::enroll());
-        let (Some(mut launcher), Some(mut env)) = (launcher, env.clone()) else {
-            return run(env, false);
+    pub(crate) fn run(
+        self,
+        first: Option<RankEnv>,
+        device: &Device,
+        stops: &Stops,
+        mut run: impl FnMut(Option<RankEnv>, bool) -> Result<Ended, TrainError>,
+    ) -> Result<Ended, TrainError> {
+        let (Some(mut launcher), Some(mut env)) = (self.0, first.clone()) else {
+            return run(first, false);
         };
         let mut is_restart = false;
         loop {
-            let error = match run(Some(env.clone()), is_restart) {
-                Err(error) if has_lost_peer(&error) => error,
-                ended => return ended,
+            let ended = run(Some(env.clone()), is_restart);
+            let lost_after = match &ended {
+                Err(error) if has_lost_peer(error) => {
+                    tracing::warn!("rank {} waits to restart in place: {error}", env.rank);
+                    Some(stops.steps())
+                }
+                Ok(Ended::Stopped(StopReason::Regroup)) => None,
+                _ => return ended,
             };
-            tracing::warn!("rank {} waits to restart in place: {error}", env.rank);
             // From now on a signal ends the process; one that came before asked the run to stop.
-            self.stops.end_training();
-            if self.stops.is_signalled() {
-                return Err(error);
+            stops.end_training();
+            if stops.is_signalled() {
+                return ended;
             }
-            if let Err(failed) = check(self.device) {
+            if let Err(failed) = check(device) {
                 tracing::error!("rank {} cannot restart in place: {failed}", env.rank);
-                return Err(error);
+                return ended;
             }
-            env = match launcher.wait(&env, self.stops.steps()) {
+            env = match launcher.wait(&env, lost_after) {
                 Some(env) => env,
-                None => return Err(error),
+                None => return ended,
             };
             is_restart = true;
         }

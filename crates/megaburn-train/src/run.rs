@@ -53,7 +53,7 @@ pub fn pretrain(
 ) -> Result<Ended, TrainError> {
     let env = RankEnv::from_env()?;
     let group = config.group_options();
-    let stops = Stops::new(&config, stop);
+    let mut stops = Stops::new(&config, stop);
     // Check what a process can check alone before the ranks connect.
     let (layout, devices, device) = match place(&config, env.as_ref(), fresh) {
         Ok(found) => found,
@@ -65,14 +65,17 @@ pub fn pretrain(
         }
     };
     let config = Arc::new(config);
-    let in_place = InPlace {
-        device: &device,
-        stops: &stops,
-        // After the restart, the model comes from the run's own checkpoint.
-        is_possible: !fresh || config.model.init.is_none(),
-    };
+    // After the restart of a fresh run, its model comes from its own checkpoint.
+    let is_possible = !fresh || config.model.init.is_none();
+    let in_place = InPlace::enroll(env.as_ref(), is_possible, &mut stops);
     let mut kept: Option<Arc<RunData>> = None;
-    in_place.run(env, |env, is_restart| {
+    in_place.run(env, &device, &stops, |env, is_restart| {
+        // The number of ranks may be another one.
+        let world = env.as_ref().filter(|_| is_restart);
+        let layout = match world {
+            Some(env) => config.layout_on(devices, Some(env.world_size))?,
+            None => layout,
+        };
         let fresh = match is_restart {
             true => starts_anew(config.run.dir.as_ref(), fresh)?,
             false => fresh,

@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -28,6 +31,8 @@ pub enum StopReason {
     Step,
     /// `metrics.jsonl` cannot be written any more.
     Metrics,
+    /// The launcher restarts the ranks in place with another number of hosts.
+    Regroup,
 }
 
 impl fmt::Display for StopReason {
@@ -37,12 +42,14 @@ impl fmt::Display for StopReason {
             Self::Time => f.write_str("train.exit_after_minutes"),
             Self::Step => f.write_str("train.exit_at_step"),
             Self::Metrics => f.write_str("metrics that cannot be written"),
+            Self::Regroup => f.write_str("a change of the number of hosts"),
         }
     }
 }
 
-/// The codes that ranks exchange to agree on a reason, above the numbers of signals. The largest
+/// The codes that ranks exchange to agree on a reason, next to the numbers of signals. The largest
 /// wins.
+const REGROUP: f64 = 0.5;
 const TIME: f64 = 1000.0;
 const STEP: f64 = 2000.0;
 const METRICS: f64 = 3000.0;
@@ -55,6 +62,7 @@ impl StopReason {
             Some(Self::Time) => TIME,
             Some(Self::Step) => STEP,
             Some(Self::Metrics) => METRICS,
+            Some(Self::Regroup) => REGROUP,
         }
     }
 
@@ -64,6 +72,7 @@ impl StopReason {
             TIME => Some(Self::Time),
             STEP => Some(Self::Step),
             METRICS => Some(Self::Metrics),
+            REGROUP => Some(Self::Regroup),
             number => Some(Self::Signal(number as i32)),
         }
     }
@@ -87,6 +96,8 @@ pub(crate) struct Stops {
     at_step: Option<u64>,
     /// The steps that were done when the ranks agreed last.
     steps: AtomicU64,
+    /// Whether the launcher asked the ranks to regroup.
+    regroup: Arc<AtomicBool>,
 }
 
 impl Stops {
@@ -104,7 +115,13 @@ impl Stops {
             after,
             at_step,
             steps: AtomicU64::new(0),
+            regroup: Arc::default(),
         }
+    }
+
+    /// Also stops when `regroup` becomes true.
+    pub(crate) fn set_regroup(&mut self, regroup: Arc<AtomicBool>) {
+        self.regroup = regroup;
     }
 
     /// The steps that were done when the ranks agreed last.
@@ -156,7 +173,9 @@ impl Stops {
         {
             return Some(StopReason::Time);
         }
-        self.signal.number().map(StopReason::Signal)
+        let signal = self.signal.number().map(StopReason::Signal);
+        let regroups = has_trained && self.regroup.load(Ordering::Relaxed);
+        signal.or_else(|| regroups.then_some(StopReason::Regroup))
     }
 
     /// Why all ranks stop after `step` steps, if any rank has a reason; they leave the loop
@@ -221,6 +240,20 @@ mod tests {
         assert_eq!(time.reason(1, true), Some(StopReason::Time));
         assert_eq!(time.reason(1, false), None, "it has made no step");
         assert_eq!(stops("").reason(u64::MAX, true), None);
+    }
+
+    #[test]
+    fn ranks_regroup_after_a_step_unless_they_are_asked_to_stop() {
+        let mut stops = stops("");
+        stops.set_regroup(Arc::new(AtomicBool::new(true)));
+        assert_eq!(stops.reason(3, false), None);
+        assert_eq!(stops.reason(3, true), Some(StopReason::Regroup));
+        let codes = [StopReason::Regroup, StopReason::Signal(1)].map(Some);
+        assert_eq!(
+            codes.map(|reason| StopReason::of_code(StopReason::code(reason))),
+            codes
+        );
+        assert!(StopReason::code(codes[0]) < StopReason::code(codes[1]));
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod checkpoints;
 pub(crate) mod child;
 mod command_line;
 mod dry_run;
+mod elastic;
 mod eval;
 mod hosts;
 mod info;

@@ -12,6 +12,7 @@ use std::{
 use megaburn_collective::JobToken;
 
 use super::{
+    formation::Formation,
     listener::Incoming,
     members::{Member, Members},
     wire::{BEAT, Connection, FromAgent, FromCoordinator, Hello, SILENCE, Shape, Start},
@@ -56,6 +57,8 @@ pub(super) struct Attempts {
     pub(super) members: Members,
     pub(super) restarts: Restarts,
     pub(super) attempt: usize,
+    /// The hosts of this attempt, or of the last one.
+    pub(super) formation: Formation,
     /// How the ranks of this attempt, or of the last one, ended.
     pub(super) outcome: Outcome,
     /// Why the attempt before this one ended.
@@ -164,7 +167,7 @@ impl Attempts {
         let Some(seat) = member.seat else { return };
         if let Some(why) = not_started {
             outcome.ends.push(RankEnd {
-                rank: seat * nproc,
+                rank: self.formation.first_rank(seat, nproc),
                 by: EndedBy::Code(1),
                 told: false,
                 last_words: vec![why],
@@ -212,7 +215,7 @@ impl Attempts {
         self.say(&format!("{name} was lost: {why}"));
         if let (Phase::Ranks { .. }, Some(seat), None) = (*phase, member.seat, member.ended) {
             let end = RankEnd {
-                rank: seat * self.options.nproc,
+                rank: self.formation.first_rank(seat, self.options.nproc),
                 by: EndedBy::LostHost,
                 told: false,
                 last_words: vec![format!("{name}: {why}")],
@@ -261,6 +264,10 @@ impl Attempts {
             Phase::Pause { until } if now >= until => Some(Phase::Hosts { since: now }),
             Phase::Hosts { since } => self.start(since),
             Phase::Ranks { since, .. } if self.have_ended() => self.decide(now - since),
+            Phase::Ranks { end_at: None, .. } => {
+                self.regroup_if_more();
+                Some(phase)
+            }
             same => Some(same),
         }
     }
@@ -270,7 +277,7 @@ impl Attempts {
         let waited = since.elapsed();
         let may_use_spares = self.attempt > 0 || waited > SPARE_PATIENCE;
         let free = self.members.seat(may_use_spares);
-        if !free.is_empty() {
+        let Some(seats) = self.seats_to_start(&free, waited) else {
             let is_hopeless = |member: &Member| member.node == 0 && member.is_unfit;
             let is_hopeless = self.members.all.iter().any(is_hopeless);
             if waited < self.options.host_timeout && !is_hopeless {
@@ -290,13 +297,19 @@ impl Attempts {
             let seats: Vec<_> = free.iter().map(usize::to_string).collect();
             self.say(&format!("no host for node {}: {why}", seats.join(", ")));
             return None;
-        }
+        };
         self.has_started = true;
         self.outcome = Outcome::default();
-        for seat in 0..self.options.nnodes {
+        let nnodes = seats.len();
+        // Hosts with a seat that are left out have no ranks that could end.
+        let seated = self.members.all.iter_mut();
+        let seated = seated.filter(|member| member.seat.is_some());
+        seated.for_each(|member| member.ended = Some(Outcome::default()));
+        for (node_rank, &seat) in seats.iter().enumerate() {
             let start = FromCoordinator::Start(Start {
                 attempt: self.attempt,
-                node_rank: seat,
+                node_rank,
+                nnodes,
                 master_addr: self.addr.clone(),
                 master_port: self.port,
                 token: self.token.of_attempt(self.attempt).text().into(),
@@ -306,14 +319,22 @@ impl Attempts {
             let members = self.members.all.iter_mut();
             for member in members.filter(|member| member.seat == Some(seat)) {
                 member.ended = None;
-                send(member, &start);
+                member.send(&start);
             }
         }
         let replaced = self.members.all.iter().filter_map(|member| {
             let seat = member.seat.filter(|seat| *seat != member.node)?;
             Some(format!("{} runs the ranks of node {seat}", member.name()))
         });
-        let replaced: Vec<_> = replaced.collect();
+        let mut replaced: Vec<_> = replaced.collect();
+        if nnodes < self.options.nnodes {
+            let all = self.options.nnodes;
+            replaced.push(format!("{nnodes} of {all} hosts train until others come"));
+        }
+        self.formation = Formation {
+            seats,
+            is_regrouping: false,
+        };
         replaced.iter().for_each(|text| self.say(text));
         Some(Phase::Ranks {
             since: Instant::now(),
@@ -332,18 +353,26 @@ impl Attempts {
 
     /// Decides after the end of all ranks whether they are started again.
     fn decide(&mut self, lasted: Duration) -> Option<Phase> {
+        if self.has_regrouped() {
+            self.attempt += 1;
+            self.cause = None;
+            return Some(Phase::Hosts {
+                since: Instant::now(),
+            });
+        }
         self.say_outcome();
         if !self.outcome.is_failure() || self.signal.is_some() {
             self.outcome.signal = self.outcome.signal.or(self.signal);
             return None;
         }
         if let Some(rank) = self.outcome.culprit() {
-            let seat = rank / self.options.nproc;
+            let seat = self.formation.seat_of(rank, self.options.nproc);
             let members = &mut self.members.all;
             let of_cause = members.iter_mut().find(|member| member.seat == Some(seat));
             of_cause.into_iter().for_each(|member| member.failures += 1);
         }
-        let host_of = |rank| self.members.seated(rank / self.options.nproc);
+        let nproc = self.options.nproc;
+        let host_of = |rank| self.members.seated(self.formation.seat_of(rank, nproc));
         self.cause = self.outcome.reason(|rank| host_of(rank).map(Member::name));
         let mut said = Vec::new();
         let say = |text: &str| said.push(text.to_string());
@@ -355,13 +384,6 @@ impl Attempts {
         })
     }
 
-    pub(super) fn say_outcome(&mut self) {
-        if self.outcome.cause().is_some() || self.outcome.signal.is_some() {
-            let text = self.outcome.to_string();
-            self.say(&text);
-        }
-    }
-
     /// Lets all launchers print a text.
     pub(super) fn say(&mut self, text: &str) {
         let text = text.to_string();
@@ -369,17 +391,7 @@ impl Attempts {
     }
 
     pub(super) fn send_all(&mut self, message: &FromCoordinator) {
-        self.members
-            .all
-            .iter_mut()
-            .for_each(|member| send(member, message));
-    }
-}
-
-/// Sends a message to a launcher. If that fails, its reader reports the end of the connection.
-pub(super) fn send(member: &mut Member, message: &FromCoordinator) {
-    let failed = |connection: &Arc<Connection>| connection.send(message).is_err();
-    if member.connection.as_ref().is_some_and(failed) {
-        member.connection = None;
+        let members = self.members.all.iter_mut();
+        members.for_each(|member| member.send(message));
     }
 }

@@ -14,6 +14,7 @@ use megaburn_collective::JobToken;
 
 use super::{
     attempts::Attempts,
+    formation::Formation,
     listener::{accept, listen},
     members::Members,
     wire::Shape,
@@ -73,6 +74,7 @@ impl Coordinator {
             launch,
             incoming,
             attempt: 0,
+            formation: Formation::default(),
             outcome: Outcome::default(),
             cause: None,
             signal: None,

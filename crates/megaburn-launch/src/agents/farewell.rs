@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{
-    attempts::{Attempts, Phase, send},
+    attempts::{Attempts, Phase},
     listener::Incoming,
     wire::FromCoordinator,
 };
@@ -22,16 +22,23 @@ impl Attempts {
         };
         match (attempt_runs, member.seat) {
             (true, Some(_)) if member.ended.is_none() => {
-                send(member, &FromCoordinator::Signal { signal });
+                member.send(&FromCoordinator::Signal { signal });
             }
             (true, None) => {
                 let outcome = of_signal(signal);
-                send(member, &FromCoordinator::End { outcome });
+                member.send(&FromCoordinator::End { outcome });
                 let name = member.name();
                 self.members.remove(id);
                 self.say(&format!("{name} has left: it was asked to stop"));
             }
             _ => self.signal = Some(signal),
+        }
+    }
+
+    pub(super) fn say_outcome(&mut self) {
+        if self.outcome.cause().is_some() || self.outcome.signal.is_some() {
+            let text = self.outcome.to_string();
+            self.say(&text);
         }
     }
 

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::wire::{Connection, Hello};
+use super::wire::{Connection, FromCoordinator, Hello};
 use crate::verdict::Outcome;
 
 /// A host with this number of failures of its own gives its place to a spare.
@@ -40,6 +40,14 @@ impl Member {
     /// `node 1 (host b)`.
     pub(super) fn name(&self) -> String {
         format!("node {} (host {})", self.node, self.host)
+    }
+
+    /// Sends a message. If that fails, the reader of its connection reports the end.
+    pub(super) fn send(&mut self, message: &FromCoordinator) {
+        let failed = |connection: &Arc<Connection>| connection.send(message).is_err();
+        if self.connection.as_ref().is_some_and(failed) {
+            self.connection = None;
+        }
     }
 }
 
@@ -120,6 +128,14 @@ impl Members {
         let failures = member.failures + usize::from(had_ranks);
         self.left.push((member.node, failures, member.is_unfit));
         Some(member)
+    }
+
+    /// The number of hosts that can run ranks.
+    pub(super) fn num_usable(&self) -> usize {
+        let is_usable = |member: &&Member| {
+            !member.is_unfit && (member.seat.is_some() || member.failures < REPEATED)
+        };
+        self.all.iter().filter(is_usable).count()
     }
 
     /// The member with this seat.

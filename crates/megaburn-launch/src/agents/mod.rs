@@ -8,8 +8,10 @@
 mod attempts;
 mod coordinator;
 mod farewell;
+mod formation;
 mod listener;
 mod members;
+mod regrouping;
 pub(crate) mod wire;
 
 use std::{
@@ -201,6 +203,7 @@ impl Agent {
                     }
                     FromCoordinator::Beat => has_joined = true,
                     FromCoordinator::Say { .. }
+                    | FromCoordinator::Regroup { .. }
                     | FromCoordinator::Signal { .. }
                     | FromCoordinator::EndRanks { .. } => {}
                 },
@@ -229,7 +232,7 @@ impl Agent {
             mut outcome,
             message,
             error,
-        } = host.attempt(start.node_rank, start.attempt, &job)?;
+        } = host.attempt(start.node_rank, start.nnodes, start.attempt, &job)?;
         let lines = outcome.ends.iter_mut().flat_map(|end| &mut end.last_words);
         lines.for_each(shorten);
         let report = FromAgent::Ended {

@@ -26,6 +26,7 @@ const LONGEST_FIRST: u64 = 1 << 12;
 pub(super) struct Shape {
     nnodes: usize,
     nproc: usize,
+    min_nnodes: Option<usize>,
     spares: usize,
     restarts: usize,
     restart_window_seconds: Option<u64>,
@@ -36,6 +37,7 @@ impl Shape {
         Self {
             nnodes: options.nnodes,
             nproc: options.nproc,
+            min_nnodes: options.min_nnodes,
             spares: options.spares,
             restarts: options.restart.restarts,
             restart_window_seconds: options.restart.window.map(|window| window.as_secs()),
@@ -48,6 +50,7 @@ impl Shape {
             [
                 ("--nnodes", Some(shape.nnodes as u64)),
                 ("--nproc", Some(shape.nproc as u64)),
+                ("--min-nnodes", shape.min_nnodes.map(|nnodes| nnodes as u64)),
                 ("--spares", Some(shape.spares as u64)),
                 ("--restarts", Some(shape.restarts as u64)),
                 ("--restart-window", shape.restart_window_seconds),
@@ -108,6 +111,11 @@ pub(crate) enum FromCoordinator {
         /// The attempt.
         attempt: usize,
     },
+    /// Ask the ranks of this attempt to save and to wait, because there are more hosts now.
+    Regroup {
+        /// The attempt.
+        attempt: usize,
+    },
     /// A signal that a launcher received while its ranks were started.
     Signal {
         /// Its number.
@@ -141,6 +149,8 @@ pub(crate) struct Start {
     pub(super) attempt: usize,
     /// The host's number in this attempt.
     pub(super) node_rank: usize,
+    /// The number of hosts in this attempt.
+    pub(super) nnodes: usize,
     pub(super) master_addr: String,
     pub(super) master_port: u16,
     pub(super) token: String,

@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
-use super::wire::{FromRank, Restart, receive, send};
+use super::wire::{FromRank, ToRank, receive, send};
 
-/// How long a rank may take to accept a message. It waits for one, so this is immediate.
+/// How long a rank may take to accept a message. A thread of it waits for one, so this is immediate.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A connection to a rank. Dropping it ends a rank that waits for a restart.
@@ -46,12 +46,12 @@ impl RankLink {
             .map(drop)
     }
 
-    /// Sends a rank that waits to the next meeting of all ranks.
+    /// Sends a message.
     ///
     /// # Errors
     /// The rank has ended.
-    pub(crate) fn restart(&self, restart: &Restart) -> io::Result<()> {
-        send(&self.0, restart)
+    pub(crate) fn send(&self, message: &ToRank) -> io::Result<()> {
+        send(&self.0, message)
     }
 }
 

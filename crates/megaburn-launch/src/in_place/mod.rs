@@ -12,6 +12,9 @@
 //!                                       starts the others anew
 //! ```
 //!
+//! If the number of hosts is to change, the launcher sends `Regroup`: the rank saves at the end of a step,
+//! and then waits.
+//!
 //! A rank that does not wait in time, or whose GPU has failed, ends as without this option, and is
 //! started anew. If the launcher closes the connection, a rank that waits ends with its error.
 
@@ -21,7 +24,7 @@ mod wire;
 
 pub(crate) use link::RankLink;
 pub use rejoin::RestartInPlace;
-pub(crate) use wire::{FromRank, Restart};
+pub(crate) use wire::{FromRank, Restart, ToRank};
 
 /// The environment variable that says that standard input is a connection to the launcher.
 pub(crate) const VARIABLE: &str = "MEGABURN_RESTART_IN_PLACE";

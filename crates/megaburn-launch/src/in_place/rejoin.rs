@@ -1,16 +1,22 @@
 //! A rank's end of the connection to its launcher.
 
 use std::{
-    env, io,
-    io::BufReader,
+    env,
+    io::{self, BufReader},
     os::{fd::AsFd, unix::net::UnixStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, channel},
+    },
+    thread,
 };
 
 use megaburn_collective::{JobToken, RankEnv};
 
 use super::{
     VARIABLE,
-    wire::{FromRank, Restart, receive, send},
+    wire::{FromRank, Restart, ToRank, receive, send},
 };
 use crate::launched::{LaterStart, Launched};
 
@@ -30,14 +36,18 @@ use crate::launched::{LaterStart, Launched};
 /// let mut env = RankEnv::from_env()?.ok_or("start it with `megaburn launch`")?;
 /// let mut launcher = RestartInPlace::enroll();
 /// while let Err(error) = train(env.clone()) {
-///     let next = launcher.as_mut().and_then(|launcher| launcher.wait(&env, 0));
+///     let next = launcher.as_mut().and_then(|launcher| launcher.wait(&env, Some(0)));
 ///     env = next.ok_or(error)?;
 /// }
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct RestartInPlace(BufReader<UnixStream>);
+pub struct RestartInPlace {
+    stream: UnixStream,
+    restarts: Receiver<Restart>,
+    is_asked: Arc<AtomicBool>,
+}
 
 impl RestartInPlace {
     /// Says to the launcher that this rank waits for a restart if it loses a peer. `None` if there is
@@ -47,18 +57,49 @@ impl RestartInPlace {
         let stream: UnixStream = io::stdin().as_fd().try_clone_to_owned().ok()?.into();
         // Standard input is another file where a program between launcher and rank replaced it.
         send(&stream, &FromRank::Enrolled).ok()?;
-        Some(Self(BufReader::new(stream)))
+        let mut from = BufReader::new(stream.try_clone().ok()?);
+        let (sender, restarts) = channel();
+        let is_asked = Arc::new(AtomicBool::new(false));
+        let asked = is_asked.clone();
+        let listen = move || {
+            while let Ok(Some(message)) = receive(&mut from) {
+                let is_heard = match message {
+                    ToRank::Regroup => {
+                        asked.store(true, Ordering::Relaxed);
+                        true
+                    }
+                    ToRank::Restart(restart) => sender.send(restart).is_ok(),
+                };
+                if !is_heard {
+                    return;
+                }
+            }
+        };
+        let listener = thread::Builder::new().name("launcher-link".into());
+        listener.spawn(listen).ok()?;
+        Some(Self {
+            stream,
+            restarts,
+            is_asked,
+        })
     }
 
-    /// Waits until the launcher says how the ranks meet again, for a rank that was `env` until now and
-    /// lost a peer after `step` steps. Its groups must be closed. `None` if there is no restart: the
-    /// process must then end, with
-    /// [`EXIT_PEER_FAILED`](crate::EXIT_PEER_FAILED).
+    /// Whether the launcher asks the ranks to save and then to [wait](Self::wait), because the number
+    /// of hosts is to change. Ranks hear it at different times, so they must agree on it.
+    pub fn asked_to_regroup(&self) -> Arc<AtomicBool> {
+        self.is_asked.clone()
+    }
+
+    /// Waits until the launcher says how the ranks meet again, for a rank that was `env` until now. It
+    /// lost a peer after the steps `lost_after`, or regroups (`None`). Its groups must be closed.
+    /// Its number and that of all ranks may change. `None` if there is no restart: the process must
+    /// then end, with [`EXIT_PEER_FAILED`](crate::EXIT_PEER_FAILED) if it lost a peer.
     ///
     /// From then on [`Launched::from_env`] describes the new attempt.
-    pub fn wait(&mut self, env: &RankEnv, step: u64) -> Option<RankEnv> {
-        send(self.0.get_ref(), &FromRank::Waits { step }).ok()?;
-        let restart: Restart = receive(&mut self.0).ok()??;
+    pub fn wait(&mut self, env: &RankEnv, lost_after: Option<u64>) -> Option<RankEnv> {
+        send(&self.stream, &FromRank::Waits { lost_after }).ok()?;
+        let restart = self.restarts.recv().ok()?;
+        self.is_asked.store(false, Ordering::Relaxed);
         Launched::set_later(LaterStart {
             attempt: restart.attempt,
             cause: restart.cause,
@@ -66,6 +107,11 @@ impl RestartInPlace {
         let token = restart.token.map(JobToken::secret);
         let token = token.unwrap_or_else(|| env.job_token.clone());
         let next = env.clone();
-        Some(next.in_attempt(restart.master_addr, restart.master_port, token))
+        let next = next.in_attempt(restart.master_addr, restart.master_port, token);
+        Some(RankEnv {
+            rank: restart.rank,
+            world_size: restart.world_size,
+            ..next
+        })
     }
 }

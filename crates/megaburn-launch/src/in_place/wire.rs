@@ -12,17 +12,28 @@ const LONGEST: u64 = 1 << 16;
 pub(crate) enum FromRank {
     /// It waits for a restart if it loses a peer.
     Enrolled,
-    /// It has lost a peer, its groups are closed, and it waits for a restart.
+    /// Its groups are closed, and it waits for a restart.
     Waits {
-        /// The steps that were done.
-        step: u64,
+        /// The steps after which it lost a peer; `None` if the launcher asked for it.
+        lost_after: Option<u64>,
     },
 }
 
-/// Says to a rank that waits how the ranks meet again.
+/// What a launcher says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ToRank {
+    /// To a rank that trains: save at the end of a step, and wait.
+    Regroup,
+    /// To a rank that waits.
+    Restart(Restart),
+}
+
+/// How the ranks meet again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Restart {
     pub(crate) attempt: usize,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
     pub(crate) master_addr: String,
     pub(crate) master_port: u16,
     /// `None`: the token of the rank's environment.
@@ -58,7 +69,12 @@ mod tests {
     #[test]
     fn messages_are_lines_and_a_cut_one_is_an_error() {
         let mut sent = Vec::new();
-        let messages = [FromRank::Enrolled, FromRank::Waits { step: 7 }];
+        let messages = [
+            FromRank::Enrolled,
+            FromRank::Waits {
+                lost_after: Some(7),
+            },
+        ];
         for message in &messages {
             send(&mut sent, message).unwrap();
         }

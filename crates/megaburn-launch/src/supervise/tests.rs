@@ -71,7 +71,9 @@ fn ranks_that_stop_with_one_code_have_time_to_end_and_a_failure_among_them_cuts_
 fn a_rank_that_restarts_in_place_has_time_to_close_its_groups() {
     let options = LaunchOptions::new(2, vec!["sleep".into()]);
     let mut run = held(&options);
-    let said = FromRank::Waits { step: 3 };
+    let said = FromRank::Waits {
+        lost_after: Some(3),
+    };
     run.hear(0, &FromRank::Enrolled);
     run.settle();
     let patience = |run: &Supervisor<'_>| match run.plan {
@@ -86,7 +88,7 @@ fn a_rank_that_restarts_in_place_has_time_to_close_its_groups() {
     run.supervise(&events);
     let (outcome, mut waiting) = run.into_outcome();
     assert_eq!(outcome.to_string(), "rank 0 lost another rank");
-    assert_eq!(waiting[0].waits_after(), Some(3));
+    assert_eq!(waiting[0].lost_after(), Some(3));
     assert!(waiting[0].is_alive());
     waiting[0].end();
 }

@@ -141,7 +141,7 @@ fn in_place(mut env: RankEnv, group: GroupOptions) -> i32 {
             }
         };
         drop(world);
-        match launcher.wait(&env, 5) {
+        match launcher.wait(&env, Some(5)) {
             Some(next) => env = next,
             None => {
                 eprintln!("{error}");

@@ -46,7 +46,7 @@ pub fn train_task<T: TrainTask>(
 ) -> Result<Ended, TrainError> {
     let env = RankEnv::from_env()?;
     let group = config.run.group_options();
-    let stops = Stops::new(&config.run, stop);
+    let mut stops = Stops::new(&config.run, stop);
     let split = task.pipeline(&config.task, config.run.train.micro_batch);
     // Check what a process can check alone before the ranks connect.
     let placed = place(&config, env.as_ref(), fresh, (&task.name(), split.as_ref()));
@@ -59,13 +59,19 @@ pub fn train_task<T: TrainTask>(
             });
         }
     };
-    let in_place = InPlace {
-        device: &device,
-        stops: &stops,
-        is_possible: true,
-    };
+    let in_place = InPlace::enroll(env.as_ref(), true, &mut stops);
     let mut kept: Option<Arc<DataOf<T>>> = None;
-    in_place.run(env, |env, is_restart| {
+    in_place.run(env, &device, &stops, |env, is_restart| {
+        // The number of ranks may be another one.
+        let world = env.as_ref().filter(|_| is_restart);
+        let layout = match world {
+            Some(env) => {
+                let name = task.name();
+                let place = (name.as_str(), split.as_ref());
+                config.layout(devices, Some(env.world_size), place)?
+            }
+            None => layout,
+        };
         let fresh = match is_restart {
             true => starts_anew(config.run.run.dir.as_ref(), fresh)?,
             false => fresh,

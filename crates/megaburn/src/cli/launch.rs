@@ -51,6 +51,11 @@ pub(super) struct LaunchArgs {
     /// kernels and data. The others are started anew.
     #[arg(long, requires = "restarts")]
     restart_in_place: bool,
+    /// Train on with at least this number of hosts after others were lost, with the largest number that
+    /// is there and divides --nnodes, and take hosts in that come back. Leave the data-parallel size
+    /// of the layout open. Implies --restart-in-place.
+    #[arg(long, value_name = "M", requires = "restarts")]
+    min_nnodes: Option<usize>,
     /// Number of hosts beyond --nnodes that wait to replace one that is lost or fails repeatedly;
     /// their launchers have the node ranks from --nnodes on.
     #[arg(long, value_name = "S", default_value_t = 0)]
@@ -78,6 +83,7 @@ impl LaunchArgs {
             .with_log_dir(self.log_dir)
             .with_restart(RestartPolicy::new(self.restarts).with_window(window))
             .with_restart_in_place(self.restart_in_place)
+            .with_min_nodes(self.min_nnodes)
             .with_spares(self.spares)
             .with_agent_port(self.agent_port)
             .with_host_timeout(Duration::from_secs(self.host_timeout));

@@ -1,0 +1,55 @@
+//! Attempts with fewer hosts, and the return to more.
+
+use std::time::Duration;
+
+use super::{attempts::Attempts, formation::num_hosts, wire::FromCoordinator};
+use crate::verdict::{EndedBy, Outcome};
+
+/// How long a restart waits for a host that was lost before it leaves the host out.
+const REJOIN: Duration = Duration::from_secs(2);
+/// How long a job that begins waits for all hosts before it leaves some out.
+const FIRST: Duration = Duration::from_secs(30);
+
+impl Attempts {
+    /// The seats whose hosts start their ranks, while the seats `free` have no host. `None` if there
+    /// are too few hosts, or others may still come.
+    pub(super) fn seats_to_start(&self, free: &[usize], waited: Duration) -> Option<Vec<usize>> {
+        let all = self.options.nnodes;
+        let least = self.options.min_nnodes.unwrap_or(all);
+        let patience = if self.has_started { REJOIN } else { FIRST };
+        // Node 0 coordinates, and never is without a seat.
+        if free.first() == Some(&0) || !free.is_empty() && waited < patience {
+            return None;
+        }
+        let mut seats: Vec<_> = (0..all).filter(|seat| !free.contains(seat)).collect();
+        seats.truncate(num_hosts(all, least, seats.len())?);
+        Some(seats)
+    }
+
+    /// Asks ranks to save and to wait, if more hosts are there than run ranks.
+    pub(super) fn regroup_if_more(&mut self) {
+        let all = self.options.nnodes;
+        let running = self.formation.seats.len();
+        if self.formation.is_regrouping || running == all {
+            return;
+        }
+        let usable = self.members.num_usable();
+        let Some(hosts) = num_hosts(all, running + 1, usable) else {
+            return;
+        };
+        self.formation.is_regrouping = true;
+        self.say(&format!(
+            "{hosts} of {all} hosts are there: the ranks save, and restart on all of them"
+        ));
+        let attempt = self.attempt;
+        self.send_all(&FromCoordinator::Regroup { attempt });
+    }
+
+    /// Whether all ranks wait because they were asked to.
+    pub(super) fn has_regrouped(&self) -> bool {
+        let Outcome { ends, signal } = &self.outcome;
+        let waits = ends.iter().all(|end| end.by == EndedBy::LostPeer);
+        let ranks = self.formation.seats.len() * self.options.nproc;
+        self.formation.is_regrouping && signal.is_none() && waits && ends.len() == ranks
+    }
+}

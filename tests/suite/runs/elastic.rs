@@ -1,0 +1,117 @@
+//! Runs that lose a host and train on without it until it comes back.
+
+use std::{fs, time::Instant};
+
+use megaburn::collective::free_port;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::restarts::process_of_rank;
+use crate::runs::child::{PATIENCE, Ranks};
+use megaburn_test_support::run::Run;
+
+const MEGABURN: &str = env!("CARGO_BIN_EXE_megaburn-under-test");
+const STEPS: u64 = 50;
+
+/// The launchers of a job with two hosts of one rank each, on this host.
+struct Hosts<'a> {
+    run: &'a Run,
+    ports: [String; 2],
+}
+
+impl<'a> Hosts<'a> {
+    fn new(run: &'a Run) -> Self {
+        fs::create_dir(run.path("faults")).unwrap();
+        let ports = [(); 2].map(|()| free_port().unwrap().to_string());
+        Self { run, ports }
+    }
+
+    /// Starts the launcher of a host. Steps take some time, so that the run does not end too soon.
+    fn start(&self, node: &str) -> Ranks {
+        let faults = format!("FAULT_FOLDER={}", self.run.path("faults").display());
+        let [master, agents] = &self.ports;
+        let mut args = vec![
+            "launch",
+            "--nproc",
+            "1",
+            "--nnodes",
+            "2",
+            "--node-rank",
+            node,
+        ];
+        args.extend(["--master-addr", "127.0.0.1", "--master-port", master]);
+        args.extend(["--agent-port", agents, "--job-token", "of this test"]);
+        args.extend(["--restarts", "5", "--min-nnodes", "1", "--", "env", &faults]);
+        args.extend(["FAULT_STEP_MS=10", MEGABURN, "train"]);
+        let sets = [
+            "train.checkpoint_interval=5",
+            "train.timeout_seconds=4",
+            "model.family=faulty",
+        ];
+        // The number of data-parallel ranks follows that of all ranks.
+        let train = self.run.args("tp1", STEPS, &sets);
+        args.extend(train.iter().map(String::as_str));
+        Ranks::command(&args)
+    }
+}
+
+/// The layout of each start in the metrics, and the step from which it continued.
+fn starts(run: &Run) -> Vec<(String, u64)> {
+    let text = fs::read_to_string(run.path("run/metrics.jsonl")).unwrap_or_default();
+    let lines = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let start = |line: Value| {
+        line.get("start")?;
+        let layout = line["layout"].as_str()?.to_string();
+        Some((layout, line["from_step"].as_u64()?))
+    };
+    lines.filter_map(start).collect()
+}
+
+#[test]
+fn a_lost_host_does_not_end_the_run_and_joins_when_it_is_back() {
+    let (run, undisturbed) = (Run::new(), Run::new());
+    fs::copy(run.path("text.txt"), undisturbed.path("text.txt")).unwrap();
+    let hosts = Hosts::new(&undisturbed);
+    let mut both = ["0", "1"].map(|node| hosts.start(node));
+    both.iter_mut().for_each(|host| drop(host.finish()));
+
+    let hosts = Hosts::new(&run);
+    let [mut first, second] = ["0", "1"].map(|node| hosts.start(node));
+    first.wait_until(|| run.steps().len() >= 7);
+    let process = process_of_rank(0, &run).expect("it runs");
+    second.signal(0, Signal::SIGKILL);
+    let lost = Instant::now();
+    first.wait_until(|| starts(&run).len() == 2);
+    assert!(lost.elapsed().as_secs() < 10, "{:?}", lost.elapsed());
+    let before = run.steps().len();
+    first.wait_until(|| run.steps().len() > before);
+    drop(second);
+    let mut second = hosts.start("1");
+    first.wait_until(|| starts(&run).len() == 3);
+    assert_eq!(process_of_rank(0, &run), Some(process));
+    let deadline = Instant::now() + PATIENCE;
+    for host in [&mut first, &mut second] {
+        let ended = host.wait(0, deadline);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let line = "2 of 2 hosts are there: the ranks save";
+        let is_first = ended
+            .stderr
+            .contains("1 of 2 hosts train until others come");
+        assert!(!is_first || ended.stderr.contains(line), "{ended:?}");
+    }
+    let starts = starts(&run);
+    let layouts: Vec<_> = starts.iter().map(|(layout, _)| layout.as_str()).collect();
+    assert_eq!(layouts, ["dp2", "tp1", "dp2"]);
+    // The third start continued from the step at which the first host stopped for it.
+    assert!(starts[2].1 > starts[1].1, "{starts:?}");
+    // Each step was done once, on the same samples: only the order of sums differs.
+    let [found, expected] = [run.steps(), undisturbed.steps()];
+    assert_eq!(found.len() as u64, STEPS);
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!((found.step, found.tokens), (expected.step, expected.tokens));
+        let difference = (found.loss - expected.loss).abs();
+        assert!(difference < 1e-3, "step {}: {difference}", found.step);
+    }
+}

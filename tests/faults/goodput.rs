@@ -19,6 +19,7 @@ const JOB: JobShape = JobShape {
     num_hosts: 2,
     spares: 1,
     pause_ms: 150,
+    in_place: true,
 };
 
 const FAULTS: [Fault; 5] = [

@@ -58,6 +58,8 @@ pub(crate) struct JobShape {
     pub(crate) spares: usize,
     /// A pause in each loss, so that many ranks share few cores.
     pub(crate) pause_ms: u64,
+    /// Whether ranks that only lost a peer restart in place.
+    pub(crate) in_place: bool,
 }
 
 impl JobShape {
@@ -76,6 +78,7 @@ impl JobShape {
             num_hosts,
             spares,
             pause_ms: 20,
+            in_place: case.one_of(&[false, true]),
         }
     }
 }
@@ -112,8 +115,9 @@ impl<'a> Restarted<'a> {
         } else {
             "one address"
         };
+        let in_place = if self.job.in_place { ", in place" } else { "" };
         format!(
-            "{} on {} hosts ({network}), {} spares",
+            "{} on {} hosts ({network}), {} spares{in_place}",
             self.job.layout, self.job.num_hosts, self.job.spares
         )
     }
@@ -142,6 +146,7 @@ impl<'a> Restarted<'a> {
         let mut args = vec!["launch".to_string(), "--nproc".into()];
         args.extend([text(self.num_ranks() / self.job.num_hosts)]);
         args.extend(["--restarts", "1000000"].map(String::from));
+        args.extend(self.job.in_place.then(|| "--restart-in-place".into()));
         if self.job.num_hosts > 1 {
             let address = match &self.network {
                 Some(_) => Network::address(0),

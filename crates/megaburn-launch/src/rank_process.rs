@@ -17,7 +17,7 @@ use nix::{sys::signal::Signal, unistd::Pid};
 use crate::{
     child::{await_end, group_runs, runs, signal, start},
     event::Event,
-    in_place::{FromRank, RankLink, Restart, ToRank},
+    in_place::{FromRank, RankLink, Restart, ToRank, WaitReason},
     job::Job,
     options::LaunchOptions,
     output::{LastWords, Sink, Source, Streams, pass_on_all},
@@ -51,8 +51,8 @@ pub(crate) enum Standing {
     Runs,
     /// It runs, and waits for a restart if it loses a peer.
     Enrolled,
-    /// It waits for a restart: it lost a peer after this number of steps, or was asked to.
-    Waits { lost_after: Option<u64> },
+    /// It waits for a restart.
+    Waits(WaitReason),
     /// It has ended, or is abandoned.
     Ended,
 }
@@ -164,13 +164,13 @@ impl RankProcess {
 
     /// Whether it waits for a restart.
     pub(crate) fn is_waiting(&self) -> bool {
-        matches!(self.standing, Standing::Waits { .. })
+        matches!(self.standing, Standing::Waits(_))
     }
 
     /// The number of steps after which it lost a peer, if it did.
     pub(crate) fn lost_after(&self) -> Option<u64> {
         match self.standing {
-            Standing::Waits { lost_after } => lost_after,
+            Standing::Waits(WaitReason::LostPeer { after_step, .. }) => Some(after_step),
             _ => None,
         }
     }
@@ -180,7 +180,7 @@ impl RankProcess {
         self.standing = match (self.standing, said) {
             (Standing::Ended, _) => Standing::Ended,
             (_, FromRank::Enrolled) => Standing::Enrolled,
-            (_, &FromRank::Waits { lost_after }) => Standing::Waits { lost_after },
+            (_, &FromRank::Waits(reason)) => Standing::Waits(reason),
         };
     }
 

@@ -12,7 +12,7 @@ use crate::{
     child::{group_runs, signal},
     event::Event,
     guard::Guard,
-    in_place::FromRank,
+    in_place::{FromRank, WaitReason},
     options::LaunchOptions,
     rank_process::{RankProcess, Standing},
     signals::StopRequests,
@@ -29,6 +29,9 @@ const STOPPING: Duration = Duration::from_secs(10);
 /// Like [`SETTLE`], if a rank that runs waits for a restart once it has noticed the failure and closed
 /// its groups.
 const LEAVING: Duration = Duration::from_secs(10);
+/// Like [`LEAVING`], if a rank hangs. All others wait for it, so the one that does not leave its groups
+/// is mostly the one that hangs.
+const LEAVING_A_HANG: Duration = Duration::from_secs(2);
 
 /// The ranks of one attempt.
 pub(crate) struct Supervisor<'a> {
@@ -43,6 +46,8 @@ pub(crate) struct Supervisor<'a> {
     plan: Plan,
     /// Whether the ranks were signalled to end.
     told: bool,
+    /// Whether ranks that wait for a restart say that a rank hangs.
+    hangs: bool,
     /// What the coordinator of several hosts sent that is not about these ranks.
     pub(crate) message: Option<FromCoordinator>,
 }
@@ -73,6 +78,7 @@ impl<'a> Supervisor<'a> {
             requests,
             plan: Plan::Wait,
             told: false,
+            hangs: false,
             message: None,
         }
     }
@@ -174,7 +180,11 @@ impl<'a> Supervisor<'a> {
         let Some(at) = self.place_of(serial) else {
             return;
         };
-        let waits = matches!(said, FromRank::Waits { .. });
+        let waits = matches!(said, FromRank::Waits(_));
+        self.hangs |= matches!(
+            said,
+            FromRank::Waits(WaitReason::LostPeer { hangs: true, .. })
+        );
         // A rank that was signalled ends.
         if waits && self.told {
             return;
@@ -193,12 +203,8 @@ impl<'a> Supervisor<'a> {
         } else if self.signal.is_some() {
             // After a request to stop, the other ranks may still be saving.
             self.options.grace.max(SETTLE)
-        } else if self
-            .ranks
-            .iter()
-            .any(|rank| rank.standing == Standing::Enrolled)
-        {
-            LEAVING
+        } else if self.is_one_enrolled() {
+            if self.hangs { LEAVING_A_HANG } else { LEAVING }
         } else {
             SETTLE
         };
@@ -208,6 +214,12 @@ impl<'a> Supervisor<'a> {
             Plan::Terminate(at) => self.plan = Plan::Terminate(at.min(until)),
             Plan::Kill(_) | Plan::GiveUp(_) => {}
         }
+    }
+
+    /// Whether a rank runs that is to wait for a restart.
+    fn is_one_enrolled(&self) -> bool {
+        let mut ranks = self.ranks.iter();
+        ranks.any(|rank| rank.standing == Standing::Enrolled)
     }
 
     /// Suspends the ranks and then this process; resumes the ranks when this process is resumed.

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::{prelude::Device, tensor::Tensor};
 use megaburn_collective::{CollectiveError, RankEnv};
-use megaburn_launch::RestartInPlace;
+use megaburn_launch::{RestartInPlace, WaitReason};
 
 use crate::{
     error::TrainError,
@@ -49,12 +49,15 @@ impl InPlace {
         let mut is_restart = false;
         loop {
             let ended = run(Some(env.clone()), is_restart);
-            let lost_after = match &ended {
+            let reason = match &ended {
                 Err(error) if has_lost_peer(error) => {
                     tracing::warn!("rank {} waits to restart in place: {error}", env.rank);
-                    Some(stops.steps())
+                    WaitReason::LostPeer {
+                        after_step: stops.steps(),
+                        hangs: CollectiveError::says_hang(&error.to_string()),
+                    }
                 }
-                Ok(Ended::Stopped(StopReason::Regroup)) => None,
+                Ok(Ended::Stopped(StopReason::Regroup)) => WaitReason::Regroup,
                 _ => return ended,
             };
             // From now on a signal ends the process; one that came before asked the run to stop.
@@ -66,7 +69,7 @@ impl InPlace {
                 tracing::error!("rank {} cannot restart in place: {failed}", env.rank);
                 return ended;
             }
-            env = match launcher.wait(&env, lost_after) {
+            env = match launcher.wait(&env, reason) {
                 Some(env) => env,
                 None => return ended,
             };

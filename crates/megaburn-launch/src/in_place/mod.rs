@@ -24,6 +24,7 @@ mod wire;
 
 pub(crate) use link::RankLink;
 pub use rejoin::RestartInPlace;
+pub use wire::WaitReason;
 pub(crate) use wire::{FromRank, Restart, ToRank};
 
 /// The environment variable that says that standard input is a connection to the launcher.

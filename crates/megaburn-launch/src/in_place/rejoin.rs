@@ -16,7 +16,7 @@ use megaburn_collective::{JobToken, RankEnv};
 
 use super::{
     VARIABLE,
-    wire::{FromRank, Restart, ToRank, receive, send},
+    wire::{FromRank, Restart, ToRank, WaitReason, receive, send},
 };
 use crate::launched::{LaterStart, Launched};
 
@@ -24,7 +24,7 @@ use crate::launched::{LaterStart, Launched};
 ///
 /// ```no_run
 /// use megaburn_collective::{CollectiveError, ConnectOptions, RankEnv, connect};
-/// use megaburn_launch::RestartInPlace;
+/// use megaburn_launch::{RestartInPlace, WaitReason};
 ///
 /// fn train(env: RankEnv) -> Result<(), CollectiveError> {
 ///     let world = connect(&ConnectOptions::new(env))?;
@@ -36,7 +36,8 @@ use crate::launched::{LaterStart, Launched};
 /// let mut env = RankEnv::from_env()?.ok_or("start it with `megaburn launch`")?;
 /// let mut launcher = RestartInPlace::enroll();
 /// while let Err(error) = train(env.clone()) {
-///     let next = launcher.as_mut().and_then(|launcher| launcher.wait(&env, Some(0)));
+///     let reason = WaitReason::LostPeer { after_step: 0, hangs: false };
+///     let next = launcher.as_mut().and_then(|launcher| launcher.wait(&env, reason));
 ///     env = next.ok_or(error)?;
 /// }
 /// # Ok(())
@@ -90,14 +91,13 @@ impl RestartInPlace {
         self.is_asked.clone()
     }
 
-    /// Waits until the launcher says how the ranks meet again, for a rank that was `env` until now. It
-    /// lost a peer after the steps `lost_after`, or regroups (`None`). Its groups must be closed.
-    /// Its number and that of all ranks may change. `None` if there is no restart: the process must
+    /// Waits until the launcher says how the ranks meet again, for a rank that was `env` until now. Its
+    /// groups must be closed. Its number and the number of all ranks may change. `None` if there is no restart: the process must
     /// then end, with [`EXIT_PEER_FAILED`](crate::EXIT_PEER_FAILED) if it lost a peer.
     ///
     /// From then on [`Launched::from_env`] describes the new attempt.
-    pub fn wait(&mut self, env: &RankEnv, lost_after: Option<u64>) -> Option<RankEnv> {
-        send(&self.stream, &FromRank::Waits { lost_after }).ok()?;
+    pub fn wait(&mut self, env: &RankEnv, reason: WaitReason) -> Option<RankEnv> {
+        send(&self.stream, &FromRank::Waits(reason)).ok()?;
         let restart = self.restarts.recv().ok()?;
         self.is_asked.store(false, Ordering::Relaxed);
         Launched::set_later(LaterStart {

@@ -13,10 +13,21 @@ pub(crate) enum FromRank {
     /// It waits for a restart if it loses a peer.
     Enrolled,
     /// Its groups are closed, and it waits for a restart.
-    Waits {
-        /// The steps after which it lost a peer; `None` if the launcher asked for it.
-        lost_after: Option<u64>,
+    Waits(WaitReason),
+}
+
+/// Why a rank waits for a restart in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WaitReason {
+    /// It lost a peer.
+    LostPeer {
+        /// The number of steps that were done before.
+        after_step: u64,
+        /// Whether a rank hangs. Launchers then wait less for ranks that do not wait yet.
+        hangs: bool,
     },
+    /// The launcher asked it to [regroup](crate::RestartInPlace::asked_to_regroup).
+    Regroup,
 }
 
 /// What a launcher says.
@@ -71,9 +82,10 @@ mod tests {
         let mut sent = Vec::new();
         let messages = [
             FromRank::Enrolled,
-            FromRank::Waits {
-                lost_after: Some(7),
-            },
+            FromRank::Waits(WaitReason::LostPeer {
+                after_step: 7,
+                hangs: true,
+            }),
         ];
         for message in &messages {
             send(&mut sent, message).unwrap();

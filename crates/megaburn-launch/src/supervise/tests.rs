@@ -71,8 +71,11 @@ fn ranks_that_stop_with_one_code_have_time_to_end_and_a_failure_among_them_cuts_
 fn a_rank_that_restarts_in_place_has_time_to_close_its_groups() {
     let options = LaunchOptions::new(2, vec!["sleep".into()]);
     let mut run = held(&options);
-    let said = FromRank::Waits {
-        lost_after: Some(3),
+    let waits = |hangs| {
+        FromRank::Waits(WaitReason::LostPeer {
+            after_step: 3,
+            hangs,
+        })
     };
     run.hear(0, &FromRank::Enrolled);
     run.settle();
@@ -81,7 +84,7 @@ fn a_rank_that_restarts_in_place_has_time_to_close_its_groups() {
         plan => panic!("{plan:?}"),
     };
     assert!(patience(&run) > STOPPING / 2, "{:?}", run.plan);
-    run.hear(0, &said);
+    run.hear(0, &waits(false));
     assert!(patience(&run) <= SETTLE);
     let (_sender, events) = channel();
     // It neither ended nor runs.
@@ -91,4 +94,29 @@ fn a_rank_that_restarts_in_place_has_time_to_close_its_groups() {
     assert_eq!(waiting[0].lost_after(), Some(3));
     assert!(waiting[0].is_alive());
     waiting[0].end();
+}
+
+#[test]
+fn the_others_have_less_time_if_a_rank_hangs() {
+    let options = LaunchOptions::new(2, vec!["sleep".into()]);
+    let mut run = held(&options);
+    let second = held(&options).ranks.remove(0);
+    run.add(second);
+    run.ranks[1].serial = 1;
+    run.ranks
+        .iter_mut()
+        .for_each(|rank| rank.hear(&FromRank::Enrolled));
+    run.hear(
+        0,
+        &FromRank::Waits(WaitReason::LostPeer {
+            after_step: 3,
+            hangs: true,
+        }),
+    );
+    let Plan::Terminate(at) = run.plan else {
+        panic!("{:?}", run.plan);
+    };
+    let left = at.saturating_duration_since(Instant::now());
+    assert!(left > SETTLE && left <= LEAVING_A_HANG, "{left:?}");
+    run.ranks.iter_mut().for_each(|rank| drop(rank.end()));
 }

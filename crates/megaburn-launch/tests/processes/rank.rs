@@ -13,7 +13,7 @@ use burn::tensor::TensorData;
 use megaburn_collective::{
     CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, ReduceOp, connect,
 };
-use megaburn_launch::{EXIT_PEER_FAILED, Launched, RestartInPlace, tie_to_launcher};
+use megaburn_launch::{EXIT_PEER_FAILED, Launched, RestartInPlace, WaitReason, tie_to_launcher};
 use nix::sys::signal::{Signal, raise};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
@@ -141,7 +141,11 @@ fn in_place(mut env: RankEnv, group: GroupOptions) -> i32 {
             }
         };
         drop(world);
-        match launcher.wait(&env, Some(5)) {
+        let reason = WaitReason::LostPeer {
+            after_step: 5,
+            hangs: false,
+        };
+        match launcher.wait(&env, reason) {
             Some(next) => env = next,
             None => {
                 eprintln!("{error}");

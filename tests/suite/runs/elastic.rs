@@ -1,9 +1,10 @@
 //! Runs that lose a host and train on without it until it comes back.
 
-use std::{fs, time::Instant};
+use std::{fs, path::PathBuf, time::Instant};
 
 use megaburn::collective::free_port;
 use nix::sys::signal::Signal;
+use rstest::rstest;
 use serde_json::Value;
 
 use super::restarts::process_of_rank;
@@ -17,18 +18,31 @@ const STEPS: u64 = 50;
 struct Hosts<'a> {
     run: &'a Run,
     ports: [String; 2],
+    /// Whether each host has a folder of its own for checkpoints, and copies of the other's.
+    have_folders: bool,
 }
 
 impl<'a> Hosts<'a> {
-    fn new(run: &'a Run) -> Self {
+    fn new(run: &'a Run, have_folders: bool) -> Self {
         fs::create_dir(run.path("faults")).unwrap();
         let ports = [(); 2].map(|()| free_port().unwrap().to_string());
-        Self { run, ports }
+        Self {
+            run,
+            ports,
+            have_folders,
+        }
+    }
+
+    /// The folder of a host, if it has one.
+    fn folder(&self, host: &str) -> Option<PathBuf> {
+        let folder = self.run.path(&format!("memory/{host}"));
+        self.have_folders.then_some(folder)
     }
 
     /// Starts the launcher of a host. Steps take some time, so that the run does not end too soon.
     fn start(&self, node: &str) -> Ranks {
         let faults = format!("FAULT_FOLDER={}", self.run.path("faults").display());
+        let host = format!("MEGABURN_HOST=host-{node}");
         let [master, agents] = &self.ports;
         let mut args = vec![
             "launch",
@@ -42,12 +56,15 @@ impl<'a> Hosts<'a> {
         args.extend(["--master-addr", "127.0.0.1", "--master-port", master]);
         args.extend(["--agent-port", agents, "--job-token", "of this test"]);
         args.extend(["--restarts", "5", "--min-nnodes", "1", "--", "env", &faults]);
-        args.extend(["FAULT_STEP_MS=10", MEGABURN, "train"]);
-        let sets = [
+        args.extend([&host, "FAULT_STEP_MS=10", MEGABURN, "train"]);
+        let folder = self.folder("{host}");
+        let folder = folder.map(|dir| format!("train.local_checkpoint_dir={}", dir.display()));
+        let mut sets = vec![
             "train.checkpoint_interval=5",
             "train.timeout_seconds=4",
             "model.family=faulty",
         ];
+        sets.extend(folder.as_deref());
         // The number of data-parallel ranks follows that of all ranks.
         let train = self.run.args("tp1", STEPS, &sets);
         args.extend(train.iter().map(String::as_str));
@@ -69,15 +86,19 @@ fn starts(run: &Run) -> Vec<(String, u64)> {
     lines.filter_map(start).collect()
 }
 
-#[test]
-fn a_lost_host_does_not_end_the_run_and_joins_when_it_is_back() {
+/// A host that has its folder of checkpoints in memory has lost it when it comes back: it gets its
+/// state from the other one.
+#[rstest]
+fn a_lost_host_does_not_end_the_run_and_joins_when_it_is_back(
+    #[values(false, true)] have_folders: bool,
+) {
     let (run, undisturbed) = (Run::new(), Run::new());
     fs::copy(run.path("text.txt"), undisturbed.path("text.txt")).unwrap();
-    let hosts = Hosts::new(&undisturbed);
+    let hosts = Hosts::new(&undisturbed, have_folders);
     let mut both = ["0", "1"].map(|node| hosts.start(node));
     both.iter_mut().for_each(|host| drop(host.finish()));
 
-    let hosts = Hosts::new(&run);
+    let hosts = Hosts::new(&run, have_folders);
     let [mut first, second] = ["0", "1"].map(|node| hosts.start(node));
     first.wait_until(|| run.steps().len() >= 7);
     let process = process_of_rank(0, &run).expect("it runs");
@@ -88,6 +109,9 @@ fn a_lost_host_does_not_end_the_run_and_joins_when_it_is_back() {
     let before = run.steps().len();
     first.wait_until(|| run.steps().len() > before);
     drop(second);
+    if let Some(folder) = hosts.folder("host-1") {
+        fs::remove_dir_all(folder).unwrap();
+    }
     let mut second = hosts.start("1");
     first.wait_until(|| starts(&run).len() == 3);
     assert_eq!(process_of_rank(0, &run), Some(process));

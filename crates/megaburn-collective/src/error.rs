@@ -22,6 +22,17 @@ pub enum CollectiveError {
         theirs: Box<Call>,
     },
     #[error(
+        "rank {rank}, group {group}: {call}: ranks disagree: among the first {num_calls} calls of \
+        the group, rank {peer} made different calls from this rank"
+    )]
+    Diverged {
+        rank: usize,
+        group: String,
+        call: Box<Call>,
+        peer: usize,
+        num_calls: u64,
+    },
+    #[error(
         "rank {rank}, group {group}: {call} timed out after {seconds:.1} s waiting for rank \
         {peer}; it is stopped, stuck, or slower than `timeout`"
     )]
@@ -61,6 +72,7 @@ pub enum CollectiveError {
         call: Box<Call>,
         by: usize,
         reason: String,
+        is_hang: bool,
     },
     #[error("rank {rank}, group {group}: {call} failed on the GPU: {why}")]
     Device {

@@ -36,12 +36,17 @@ pub(crate) fn transport_error(
             peer,
             why,
         },
-        TransportError::Aborted { by, reason } => CollectiveError::Aborted {
+        TransportError::Aborted {
+            by,
+            reason,
+            is_hang,
+        } => CollectiveError::Aborted {
             rank,
             group,
             call,
             by,
             reason,
+            is_hang,
         },
     }
 }

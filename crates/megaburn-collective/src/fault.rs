@@ -25,5 +25,7 @@ pub(crate) enum TransportError {
         by: usize,
         /// The reason that it gave.
         reason: String,
+        /// Whether ranks hang or disagree.
+        is_hang: bool,
     },
 }

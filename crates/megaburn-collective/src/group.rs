@@ -275,9 +275,18 @@ impl Group {
     /// rank that cannot continue. The others have a tenth of a second to finish a collective that
     /// this rank has already finished.
     pub fn abort(&self, reason: &str) {
+        self.abort_for(reason, false);
+    }
+
+    /// As [`abort`](Self::abort), for a rank that makes no progress: the others report that ranks hang.
+    pub fn abort_hang(&self, reason: &str) {
+        self.abort_for(reason, true);
+    }
+
+    fn abort_for(&self, reason: &str, is_hang: bool) {
         if let Some(link) = &self.0.link {
             thread::sleep(FAILURE_GRACE);
-            link.transport.abort(self.global_rank(), reason);
+            link.transport.abort(self.global_rank(), reason, is_hang);
         }
     }
 

@@ -61,6 +61,16 @@ pub enum CallState {
     Failed,
 }
 
+/// The first failure that a rank knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FirstFailure {
+    /// Its text.
+    pub why: String,
+    /// Whether ranks hang or disagree.
+    pub is_hang: bool,
+}
+
 /// A call of another rank, as its message said.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeardCall {
@@ -99,18 +109,29 @@ impl Group {
         report
     }
 
-    /// The first failure of this rank, or that was reported to it: its text, also while the rank's
-    /// own thread is elsewhere and has not noticed it.
-    pub fn first_failure(&self) -> Option<String> {
+    /// The first failure of this rank, or that was reported to it, also while the rank's own thread
+    /// is elsewhere and has not noticed it.
+    pub fn first_failure(&self) -> Option<FirstFailure> {
         let link = self.0.link.as_ref()?;
         if let Some(failure) = link.failure.get() {
-            return Some(failure.to_string());
+            return Some(FirstFailure {
+                why: failure.to_string(),
+                is_hang: failure.is_hang(),
+            });
         }
         match link.transport.gone(link.transport.rank())? {
-            TransportError::Aborted { by, reason } => Some(format!(
-                "was ended by rank {by}, which failed first: {reason}"
-            )),
-            TransportError::Lost { peer, why } => Some(format!("lost rank {peer}: {why}")),
+            TransportError::Aborted {
+                by,
+                reason,
+                is_hang,
+            } => Some(FirstFailure {
+                why: format!("was ended by rank {by}, which failed first: {reason}"),
+                is_hang,
+            }),
+            TransportError::Lost { peer, why } => Some(FirstFailure {
+                why: format!("lost rank {peer}: {why}"),
+                is_hang: false,
+            }),
             TransportError::Timeout | TransportError::Stalled(_) => None,
         }
     }
@@ -130,16 +151,17 @@ fn reported(record: &FlightRecord) -> ReportedCall {
 }
 
 impl CollectiveError {
-    /// Whether the text of a failure says that ranks hang or disagree, on this rank or on the one
-    /// that failed first.
-    pub fn says_hang(text: &str) -> bool {
-        const WORDS: [&str; 4] = [
-            "ranks disagree: ",
-            " timed out after ",
-            " was abandoned: ",
-            "has made no progress for ",
-        ];
-        WORDS.iter().any(|words| text.contains(words))
+    /// Whether ranks hang or disagree, on this rank or on the one that failed first.
+    pub fn is_hang(&self) -> bool {
+        match self {
+            Self::Mismatch { .. }
+            | Self::Diverged { .. }
+            | Self::Timeout { .. }
+            | Self::Stalled { .. } => true,
+            Self::Aborted { is_hang, .. } => *is_hang,
+            Self::Unusable { first, .. } => first.is_hang(),
+            _ => false,
+        }
     }
 }
 
@@ -168,7 +190,7 @@ mod tests {
             if world.rank() == 0 {
                 let error = world.barrier().unwrap_err();
                 done.send(()).unwrap();
-                assert!(CollectiveError::says_hang(&error.to_string()));
+                assert!(error.is_hang());
             } else {
                 end.lock().unwrap().recv().unwrap();
                 while world.first_failure().is_none() {
@@ -180,7 +202,7 @@ mod tests {
         });
         let found: Vec<_> = found.into_iter().map(Result::unwrap).collect();
         let [first, second] = found.try_into().unwrap();
-        assert!(CollectiveError::says_hang(&first.0) && CollectiveError::says_hang(&second.0));
+        assert!(first.0.is_hang && second.0.is_hang);
         let (first, second) = (first.1, second.1);
         assert_eq!(
             (first.sections, first.waits_for),

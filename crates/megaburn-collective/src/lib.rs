@@ -67,7 +67,7 @@ pub use busy::Phase;
 pub use call::{Call, Collective, ReduceOp};
 pub use error::CollectiveError;
 pub use group::Group;
-pub use hang::{CallState, HeardCall, RankReport, ReportedCall};
+pub use hang::{CallState, FirstFailure, HeardCall, RankReport, ReportedCall};
 pub use host_name::host_name;
 pub use lane::Lane;
 pub use launch::{RankFailure, run_threads};

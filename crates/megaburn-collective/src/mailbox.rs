@@ -110,10 +110,11 @@ impl<M, L: Monitor<MailboxState<M>>> Mailbox<M, L> {
     }
 
     /// Records that rank `by` failed: every wait fails. The first failure is kept.
-    pub(crate) fn abort(&self, by: usize, reason: &str) {
+    pub(crate) fn abort(&self, by: usize, reason: &str, is_hang: bool) {
         let aborted = || TransportError::Aborted {
             by,
             reason: reason.to_string(),
+            is_hang,
         };
         self.state.lock().failure.get_or_insert_with(aborted);
         self.state.notify_all();

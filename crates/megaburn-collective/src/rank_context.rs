@@ -47,8 +47,10 @@ pub(crate) fn fail(
     }
     // A rank that only received a failure forwards the root cause, not its own echo of it.
     match error {
-        CollectiveError::Aborted { by, reason, .. } => transport.abort(*by, reason),
-        first => transport.abort(rank, &first.to_string()),
+        CollectiveError::Aborted { by, reason, .. } => {
+            transport.abort(*by, reason, error.is_hang());
+        }
+        first => transport.abort(rank, &first.to_string(), first.is_hang()),
     }
     true
 }

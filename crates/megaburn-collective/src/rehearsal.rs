@@ -98,8 +98,8 @@ impl Transport for Rehearsal {
 
     fn say(&self, _to: usize, _overdue: TimeoutProbe) {}
 
-    fn abort(&self, by: usize, reason: &str) {
-        self.mailbox.abort(by, reason);
+    fn abort(&self, by: usize, reason: &str, is_hang: bool) {
+        self.mailbox.abort(by, reason, is_hang);
     }
 
     fn is_rehearsal(&self) -> bool {

@@ -100,11 +100,11 @@ impl Transport for ThreadTransport {
         }
     }
 
-    fn abort(&self, by: usize, reason: &str) {
+    fn abort(&self, by: usize, reason: &str, is_hang: bool) {
         // Include this rank's own mailbox: its other threads may wait in other groups.
         self.mailboxes
             .iter()
-            .for_each(|mailbox| mailbox.abort(by, reason));
+            .for_each(|mailbox| mailbox.abort(by, reason, is_hang));
     }
 }
 

@@ -86,7 +86,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
 
     /// Reports to every rank that rank `by` (this one or one that reported to it) failed first;
     /// their waits end with [`TransportError::Aborted`]. Never blocks for long.
-    fn abort(&self, by: usize, reason: &str);
+    fn abort(&self, by: usize, reason: &str, is_hang: bool);
 
     /// Receives the next message of `channel` from rank `from`.
     ///

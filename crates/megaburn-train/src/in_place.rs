@@ -54,7 +54,7 @@ impl InPlace {
                     tracing::warn!("rank {} waits to restart in place: {error}", env.rank);
                     WaitReason::LostPeer {
                         after_step: stops.steps(),
-                        hangs: CollectiveError::says_hang(&error.to_string()),
+                        hangs: error.collective().is_some_and(CollectiveError::is_hang),
                     }
                 }
                 Ok(Ended::Stopped(StopReason::Regroup)) => WaitReason::Regroup,

@@ -104,13 +104,13 @@ impl Watched {
                     theirs,
                 }
             }
-            Disagreement::Before(count) => {
-                let why = format!(
-                    "ranks disagree: among the first {count} calls of the group, rank {peer} \
-                    made different calls from this rank"
-                );
-                self.device_error(call, why)
-            }
+            Disagreement::Before(num_calls) => CollectiveError::Diverged {
+                rank,
+                group,
+                call: Box::new(call),
+                peer,
+                num_calls,
+            },
         }
     }
 }

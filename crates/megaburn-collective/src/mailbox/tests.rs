@@ -60,6 +60,7 @@ fn aborted(by: usize) -> Taken {
     Err(TransportError::Aborted {
         by,
         reason: "broke".into(),
+        is_hang: false,
     })
 }
 
@@ -161,8 +162,8 @@ fn a_death_ends_the_wait_for_any_rank() {
 fn of_two_failures_one_stands_for_all_waiters() {
     explore(
         &[
-            |mailbox| mailbox.abort(1, "broke"),
-            |mailbox| mailbox.abort(2, "broke"),
+            |mailbox| mailbox.abort(1, "broke", false),
+            |mailbox| mailbox.abort(2, "broke", false),
         ],
         |mailbox| [take(mailbox, 1), take(mailbox, 2), take(mailbox, 1)],
         |[first, second, third]| {

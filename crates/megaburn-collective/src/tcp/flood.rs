@@ -27,7 +27,15 @@ impl Endpoint {
     pub(super) fn failure(&self) -> Option<ControlMessage> {
         match self.mailbox.failure()? {
             TransportError::Lost { peer, why } => Some(ControlMessage::Lost { rank: peer, why }),
-            TransportError::Aborted { by, reason } => Some(ControlMessage::Abort { by, reason }),
+            TransportError::Aborted {
+                by,
+                reason,
+                is_hang,
+            } => Some(ControlMessage::Abort {
+                by,
+                reason,
+                is_hang,
+            }),
             TransportError::Timeout | TransportError::Stalled(_) => None,
         }
     }

@@ -92,13 +92,18 @@ impl Endpoint {
             ControlMessage::Lost { rank, why } if rank == self.rank => ControlMessage::Abort {
                 by: from,
                 reason: format!("it lost its connection to rank {rank}: {why}"),
+                is_hang: false,
             },
             word => word,
         };
         self.spread(word.clone(), Some(from));
         match word {
             ControlMessage::Lost { rank, why } => self.mailbox.die(rank, &why),
-            ControlMessage::Abort { by, reason } => self.mailbox.abort(by, &reason),
+            ControlMessage::Abort {
+                by,
+                reason,
+                is_hang,
+            } => self.mailbox.abort(by, &reason, is_hang),
             _ => {}
         }
     }

@@ -57,7 +57,7 @@ impl TcpTransport {
 
     /// Leaves at once, because the run does not start.
     pub(super) fn give_up(self, why: &str) {
-        self.endpoint.mailbox.abort(self.endpoint.rank, why);
+        self.endpoint.mailbox.abort(self.endpoint.rank, why, false);
     }
 
     fn write(
@@ -149,10 +149,10 @@ impl Transport for TcpTransport {
         }
     }
 
-    fn abort(&self, by: usize, reason: &str) {
+    fn abort(&self, by: usize, reason: &str, is_hang: bool) {
         // Abort the own mailbox first: this stops the rank's other threads, which may be writing. If
         // another failure was first, the others hear of that one.
-        self.endpoint.mailbox.abort(by, reason);
+        self.endpoint.mailbox.abort(by, reason, is_hang);
         self.endpoint.spread_own();
     }
 }
@@ -201,7 +201,7 @@ impl Drop for TcpTransport {
     fn drop(&mut self) {
         let Self { endpoint, acceptor } = self;
         if thread::panicking() {
-            endpoint.mailbox.abort(endpoint.rank, "it panicked");
+            endpoint.mailbox.abort(endpoint.rank, "it panicked", false);
             endpoint.spread_own();
         }
         let failure = endpoint.failure();

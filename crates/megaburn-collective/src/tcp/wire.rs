@@ -11,7 +11,7 @@ use super::token::JobToken;
 use crate::{call::Call, fault::Channel, message::Payload, transport::TimeoutProbe};
 
 /// Ranks with another protocol version are refused.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 
 const MAGIC: [u8; 4] = *b"mgbn";
 const HEADER: usize = 24;
@@ -58,7 +58,11 @@ pub(super) enum ControlMessage {
     /// A question or answer about a wait that took too long.
     TimeoutProbe(TimeoutProbe),
     /// Rank `by` failed first.
-    Abort { by: usize, reason: String },
+    Abort {
+        by: usize,
+        reason: String,
+        is_hang: bool,
+    },
     /// Rank `rank` ended out of order first.
     Lost { rank: usize, why: String },
     /// The sender has received an [`Abort`](Self::Abort) or [`Lost`](Self::Lost).

@@ -101,10 +101,10 @@ impl HangReports {
         if self.is_written.load(Ordering::Relaxed) {
             return;
         }
-        if let Some(why) = self.world.first_failure()
-            && CollectiveError::says_hang(&why)
+        if let Some(failure) = self.world.first_failure()
+            && failure.is_hang
         {
-            self.write(why);
+            self.write(failure.why);
         }
     }
 
@@ -112,7 +112,7 @@ impl HangReports {
     /// report, too.
     pub(crate) fn end(&self, why: &str) {
         let line = self.line(why.to_string());
-        self.world.abort(why);
+        self.world.abort_hang(why);
         line.into_iter().for_each(write);
     }
 

@@ -244,7 +244,7 @@ fn failures_of_the_host_end_the_gpu_too() {
     let mut ranks = world(2, 600 * SECOND);
     ranks[0].call(Collective::AllReduce(ReduceOp::Sum), 0, &[3]);
     let aborting = ranks.remove(1);
-    thread::spawn(move || aborting.transport.abort(1, "its disk is full"))
+    thread::spawn(move || aborting.transport.abort(1, "its disk is full", false))
         .join()
         .unwrap();
     let text = ranks[0].look(Duration::ZERO).unwrap();

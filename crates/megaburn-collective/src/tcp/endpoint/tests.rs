@@ -190,19 +190,20 @@ fn a_failure_passes_a_rank_that_does_not_answer() {
     let (mut ranks, _) = world(8);
     // Its port stays open, like the port of a stopped process.
     let silent = ranks.remove(1);
-    silent.endpoint().mailbox.abort(1, "it has stopped");
+    silent.endpoint().mailbox.abort(1, "it has stopped", false);
     let _line = silent.endpoint().lock();
     let begin = clock::now();
-    ranks[4].abort(5, "its disk is full");
+    ranks[4].abort(5, "its disk is full", true);
     for rank in &ranks {
         let me = rank.rank();
         let heard = rank.mailbox().wait_gone(me, begin + PATIENT).unwrap();
         let reason = "its disk is full".to_string();
-        assert_eq!(
-            heard,
-            TransportError::Aborted { by: 5, reason },
-            "rank {me}"
-        );
+        let expected = TransportError::Aborted {
+            by: 5,
+            reason,
+            is_hang: true,
+        };
+        assert_eq!(heard, expected, "rank {me}");
     }
     assert!(clock::now() - begin < PATIENT / 4);
 }

@@ -78,7 +78,7 @@ fn a_peer_that_takes_nothing_is_a_timeout_and_leaving_it_is_quick() {
     let begin = Instant::now();
     let error = transport.send(1, 0, message(HUGE), soon(300)).unwrap_err();
     assert_eq!(error, TransportError::Timeout);
-    transport.abort(0, "it waited and got nothing");
+    transport.abort(0, "it waited and got nothing", true);
     drop(transport);
     assert!(
         begin.elapsed() < Duration::from_secs(4),
@@ -98,13 +98,14 @@ fn a_failure_elsewhere_frees_who_is_stuck_writing() {
     let writer = thread::spawn(move || stuck.send(1, 0, message(HUGE), soon(30_000)));
     thread::sleep(Duration::from_millis(100));
     let begin = Instant::now();
-    self::transport(2, vec![Some(other), None, None]).abort(2, "it broke");
+    self::transport(2, vec![Some(other), None, None]).abort(2, "it broke", true);
     let error = writer.join().unwrap().unwrap_err();
     assert_eq!(
         error,
         TransportError::Aborted {
             by: 2,
-            reason: "it broke".into()
+            reason: "it broke".into(),
+            is_hang: true,
         }
     );
     assert!(

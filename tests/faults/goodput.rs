@@ -20,6 +20,7 @@ const JOB: JobShape = JobShape {
     spares: 1,
     pause_ms: 150,
     in_place: true,
+    sets: &["train.checkpoint_interval=2", "train.timeout_seconds=2"],
 };
 
 const FAULTS: [Fault; 5] = [

@@ -60,6 +60,8 @@ pub(crate) struct JobShape {
     pub(crate) pause_ms: u64,
     /// Whether ranks that only lost a peer restart in place.
     pub(crate) in_place: bool,
+    /// Settings of the run that differ from those of all cases.
+    pub(crate) sets: &'static [&'static str],
 }
 
 impl JobShape {
@@ -79,6 +81,7 @@ impl JobShape {
             spares,
             pause_ms: 20,
             in_place: case.one_of(&[false, true]),
+            sets: &[],
         }
     }
 }
@@ -164,7 +167,7 @@ impl<'a> Restarted<'a> {
             }
         }
         args.extend(["--".to_string(), binary().display().to_string()]);
-        args.extend(train_args(self.case, self.job.layout, ENDLESS));
+        args.extend(self.train_args(self.case, ENDLESS));
         let mut command = megaburn(args);
         shim::add_full_disk_and_clock(
             &mut command,
@@ -300,6 +303,12 @@ impl<'a> Restarted<'a> {
         self.case.check_nothing_left()
     }
 
+    fn train_args(&self, case: &Case, steps: u64) -> Vec<String> {
+        let interval = format!("train.checkpoint_interval={INTERVAL}");
+        let sets = [&["model.family=faulty", interval.as_str()], self.job.sets].concat();
+        case.train_args(self.job.layout, steps, &sets)
+    }
+
     /// The numbers of at least this many steps without a fault.
     fn reference(&self, steps: u64) -> Result<Numbers, String> {
         static KNOWN: Mutex<BTreeMap<&'static str, Numbers>> = Mutex::new(BTreeMap::new());
@@ -310,7 +319,7 @@ impl<'a> Restarted<'a> {
             return Ok(numbers.clone());
         }
         let case = Case::new("reference", 0, 0);
-        let mut args = train_args(&case, self.job.layout, steps);
+        let mut args = self.train_args(&case, steps);
         args.extend(["--set", "train.checkpoint_interval=0"].map(String::from));
         let mut command = megaburn(args);
         command.env("FAULT_FOLDER", case.path("faults"));
@@ -320,11 +329,6 @@ impl<'a> Restarted<'a> {
         known.insert(self.job.layout, numbers.clone());
         Ok(numbers)
     }
-}
-
-fn train_args(case: &Case, layout: &str, steps: u64) -> Vec<String> {
-    let interval = format!("train.checkpoint_interval={INTERVAL}");
-    case.train_args(layout, steps, &["model.family=faulty", &interval])
 }
 
 /// The environment with which a process was started.

@@ -74,6 +74,7 @@ pub(crate) fn start(
         // A launcher that is a rank of another one has that one's.
         .env_remove(Launch::CAUSE)
         .envs(job.cause.iter().map(|cause| (Launch::CAUSE, cause)))
+        .env(Launch::WORLD_SIZES, numbers(&job.world_sizes))
         .env(
             "TORCHELASTIC_MAX_RESTARTS",
             options.restart.restarts.to_string(),
@@ -94,6 +95,12 @@ pub(crate) fn start(
         .stderr(Stdio::piped())
         .process_group(0)
         .spawn()
+}
+
+/// The numbers with commas between them.
+fn numbers(numbers: &[usize]) -> String {
+    let numbers: Vec<_> = numbers.iter().map(usize::to_string).collect();
+    numbers.join(",")
 }
 
 /// Waits until a child has ended and leaves it as a zombie, so that its process id and process

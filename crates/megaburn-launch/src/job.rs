@@ -18,6 +18,8 @@ pub(crate) struct Job {
     pub(crate) launch: Option<Launch>,
     /// Why the attempt before this one ended.
     pub(crate) cause: Option<String>,
+    /// The numbers of ranks with which attempts may train.
+    pub(crate) world_sizes: Vec<usize>,
     /// Prevents other launchers from choosing the port until the ranks have met.
     _reserved: Option<ReservedPort>,
 }
@@ -42,6 +44,7 @@ impl Job {
             token,
             launch: launch.transpose().map_err(LaunchError::NoToken)?,
             cause: None,
+            world_sizes: options.world_sizes(),
             _reserved: reserved,
         })
     }
@@ -69,13 +72,20 @@ impl Job {
     }
 
     /// The job of several hosts, as their coordinator describes it.
-    pub(crate) fn new(addr: String, port: u16, token: JobToken, launch: Launch) -> Self {
+    pub(crate) fn new(
+        options: &LaunchOptions,
+        addr: String,
+        port: u16,
+        token: JobToken,
+        launch: Launch,
+    ) -> Self {
         Self {
             addr,
             port,
             token: Some(token),
             launch: Some(launch),
             cause: None,
+            world_sizes: options.world_sizes(),
             _reserved: None,
         }
     }

@@ -27,6 +27,8 @@ pub struct Launched {
     pub attempt: usize,
     /// Why the attempt before it ended, such as `rank 3 was killed by SIGKILL`.
     pub cause: Option<String>,
+    /// The numbers of ranks with which the job may train, now or after a restart, largest first.
+    pub world_sizes: Vec<usize>,
 }
 
 /// The attempt that this process takes part in after a restart in place: its environment still
@@ -49,6 +51,8 @@ impl Launch {
     pub(crate) const ATTEMPT: &str = "TORCHELASTIC_RESTART_COUNT";
     /// The environment variable with [`Launched::cause`].
     pub(crate) const CAUSE: &str = "MEGABURN_RESTART_CAUSE";
+    /// The environment variable with [`Launched::world_sizes`].
+    pub(crate) const WORLD_SIZES: &str = "MEGABURN_WORLD_SIZES";
 
     /// A launch that begins now.
     ///
@@ -108,6 +112,11 @@ impl Launched {
             },
             attempt: get(Launch::ATTEMPT)?.parse().ok()?,
             cause: get(Launch::CAUSE),
+            world_sizes: get(Launch::WORLD_SIZES)
+                .iter()
+                .flat_map(|text| text.split(','))
+                .filter_map(|size| size.parse().ok())
+                .collect(),
         })
     }
 }
@@ -123,6 +132,7 @@ mod tests {
         let mut variables = launch.variables().to_vec();
         variables.push((Launch::ATTEMPT, "3".into()));
         variables.push((Launch::CAUSE, "rank 1 exited with code 1".into()));
+        variables.push((Launch::WORLD_SIZES, "8,4".into()));
         let get = |name: &str| {
             let found = variables.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| value.clone())
@@ -132,6 +142,7 @@ mod tests {
             launch: launch.clone(),
             attempt: 3,
             cause: Some("rank 1 exited with code 1".into()),
+            world_sizes: vec![8, 4],
         };
         assert_eq!(found, Some(expected));
         assert_eq!(Launched::from_lookup(|_| None), None);

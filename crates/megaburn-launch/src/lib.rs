@@ -52,7 +52,7 @@ mod verdict;
 
 pub use child::{launch_child, tie_to_launcher};
 pub use error::LaunchError;
-pub use in_place::{RestartInPlace, WaitReason};
+pub use in_place::{LauncherRequests, RestartInPlace, WaitReason};
 pub use launch::launch;
 pub use launched::{Launch, Launched};
 pub use options::LaunchOptions;

@@ -206,6 +206,17 @@ impl LaunchOptions {
         (self.restart_in_place || self.min_nnodes.is_some()) && self.restart != RestartPolicy::NEVER
     }
 
+    /// The numbers of ranks with which the job may train, largest first. Fewer hosts train if their
+    /// number divides that of all, so that the batch can be split.
+    pub(crate) fn world_sizes(&self) -> Vec<usize> {
+        let least = self.min_nnodes.unwrap_or(self.nnodes).max(1);
+        let hosts = (least..=self.nnodes).rev();
+        hosts
+            .filter(|hosts| self.nnodes.is_multiple_of(*hosts))
+            .map(|hosts| hosts * self.nproc)
+            .collect()
+    }
+
     /// The port on which the launchers meet.
     ///
     /// # Errors

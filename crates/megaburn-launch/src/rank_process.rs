@@ -200,6 +200,13 @@ impl RankProcess {
         }
     }
 
+    /// Asks it to end its collectives and then to wait, if it can.
+    pub(crate) fn leave(&self) {
+        if self.standing == Standing::Enrolled {
+            self.say(&ToRank::Leave);
+        }
+    }
+
     fn say(&self, message: &ToRank) {
         let _ = self.link.as_ref().map(|link| link.send(message));
     }

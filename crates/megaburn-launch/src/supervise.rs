@@ -128,7 +128,10 @@ impl<'a> Supervisor<'a> {
     fn obey(&mut self, message: FromCoordinator) {
         match message {
             FromCoordinator::EndRanks { attempt } if attempt != self.attempt => {}
-            FromCoordinator::EndRanks { .. } if self.plan == Plan::Wait => self.settle(),
+            FromCoordinator::EndRanks { .. } if self.plan == Plan::Wait => {
+                self.ranks.iter().for_each(RankProcess::leave);
+                self.settle();
+            }
             FromCoordinator::EndRanks { .. } | FromCoordinator::Beat => {}
             FromCoordinator::Regroup { attempt } if attempt == self.attempt => {
                 self.ranks.iter().for_each(RankProcess::regroup);

@@ -178,6 +178,12 @@ pub enum TrainError {
     #[error("--ranks {ranks} is given, but a launcher started {world_size} ranks: remove the flag")]
     RanksUnderLauncher { ranks: usize, world_size: usize },
     #[error(
+        "the run must also fit on {ranks} ranks, with which `megaburn launch --min-nnodes` may restart \
+        it, but there: {why}. Leave the data-parallel size of the layout open, choose a batch that \
+        {ranks} ranks can split, or raise `--min-nnodes`"
+    )]
+    NotOnFewerRanks { ranks: usize, why: Box<TrainError> },
+    #[error(
         "layout `{layout}` needs {ranks} GPUs, one per rank, but this host has {gpus} (see \
         CUDA_VISIBLE_DEVICES): choose a smaller layout, --device cpu, or, to test the layout, \
         `megaburn launch --nproc {ranks} --ranks-per-gpu {}`",

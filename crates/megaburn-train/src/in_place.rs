@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::{prelude::Device, tensor::Tensor};
 use megaburn_collective::{CollectiveError, RankEnv};
-use megaburn_launch::{RestartInPlace, WaitReason};
+use megaburn_launch::{Launched, RestartInPlace, WaitReason};
+use megaburn_mesh::Layout;
 
 use crate::{
     error::TrainError,
@@ -21,12 +22,12 @@ pub(crate) struct InPlace(Option<RestartInPlace>);
 
 impl InPlace {
     /// Enrolls this rank, if its launcher restarts ranks in place and `is_possible`. `stops` learns
-    /// when the launcher asks the ranks to regroup.
+    /// what the launcher asks the ranks.
     pub(crate) fn enroll(env: Option<&RankEnv>, is_possible: bool, stops: &mut Stops) -> Self {
         let launched = env.filter(|_| is_possible);
         let launcher = launched.and_then(|_| RestartInPlace::enroll());
         if let Some(launcher) = &launcher {
-            stops.set_regroup(launcher.asked_to_regroup());
+            stops.set_requests(launcher.requests());
         }
         Self(launcher)
     }
@@ -76,6 +77,32 @@ impl InPlace {
             is_restart = true;
         }
     }
+}
+
+/// Checks that a run also fits on the other numbers of ranks with which its launcher may restart it.
+///
+/// # Errors
+/// The error of `layout_on` for the first such number on which it does not.
+pub(crate) fn check_other_sizes(
+    env: Option<&RankEnv>,
+    layout_on: impl Fn(usize) -> Result<Layout, TrainError>,
+) -> Result<(), TrainError> {
+    let launched = env.and_then(|_| Launched::from_env());
+    let sizes = launched.map_or(Vec::new(), |launched| launched.world_sizes);
+    fits_all(&sizes, layout_on)
+}
+
+fn fits_all(
+    sizes: &[usize],
+    layout_on: impl Fn(usize) -> Result<Layout, TrainError>,
+) -> Result<(), TrainError> {
+    sizes.iter().try_for_each(|&ranks| {
+        let refuse = |why| TrainError::NotOnFewerRanks {
+            ranks,
+            why: Box::new(why),
+        };
+        layout_on(ranks).map(drop).map_err(refuse)
+    })
 }
 
 /// Whether a rank ended only because another one did, or did not answer.
@@ -133,6 +160,21 @@ mod tests {
         let own = TrainError::Set { text: "abc".into() };
         assert!(!has_lost_peer(&own));
         assert_eq!(ranks[1].as_ref().unwrap(), &[true; 2]);
+    }
+
+    #[test]
+    fn a_run_must_fit_on_each_number_of_ranks() {
+        let layout_on = |ranks| match ranks {
+            2.. => Ok("dp2".parse().unwrap()),
+            _ => Err(TrainError::Set { text: "abc".into() }),
+        };
+        fits_all(&[4, 2], layout_on).unwrap();
+        let refused = fits_all(&[4, 2, 1], layout_on).unwrap_err();
+        assert!(matches!(
+            refused,
+            TrainError::NotOnFewerRanks { ranks: 1, .. }
+        ));
+        assert_eq!(refused.exit(), Exit::BadInput);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::{
 };
 
 use megaburn_collective::{Group, Pulse, Quiet};
+use megaburn_launch::LauncherRequests;
 
 use crate::{error::TrainError, exit::Exit, hang::HangReports, last_words::end_process};
 
@@ -35,15 +36,27 @@ impl Monitor {
     /// Ends the process with [`Exit::Failed`] if the rank gives no sign of life for `limit`, or
     /// makes no progress in a phase for longer than the phase's limit. A hanging thread cannot be
     /// ended in any other way. It also reports what the rank is doing when ranks hang, because the
-    /// rank's own thread may be stuck.
+    /// rank's own thread may be stuck, and ends its collectives if the launcher asks it to leave.
     ///
     /// # Errors
     /// The system cannot start a thread.
-    pub(crate) fn start(world: &Group, limit: Duration) -> Result<Self, TrainError> {
+    pub(crate) fn start(
+        world: &Group,
+        limit: Duration,
+        requests: Arc<LauncherRequests>,
+    ) -> Result<Self, TrainError> {
         let rank = world.rank();
         let hangs = HangReports::new(world);
         let ends = hangs.clone();
-        Self::start_with(world.pulse(), hangs, limit, move |why| {
+        let leaving = world.clone();
+        let mut has_left = false;
+        let leave = move || {
+            if requests.leave() && !has_left {
+                leaving.abort("another host was lost, as its launcher says");
+                has_left = true;
+            }
+        };
+        Self::start_with(world.pulse(), hangs, limit, leave, move |why| {
             ends.end(&format!("rank {rank} {why}"));
             thread::sleep(REPORTS);
             let next = "its process ends; start the run again to resume from the last checkpoint";
@@ -58,6 +71,7 @@ impl Monitor {
         pulse: Pulse,
         hangs: Arc<HangReports>,
         limit: Duration,
+        mut look: impl FnMut() + Send + 'static,
         end: impl FnOnce(String) + Send + 'static,
     ) -> Result<Self, TrainError> {
         let (stop, stopped) = mpsc::channel::<()>();
@@ -67,6 +81,7 @@ impl Monitor {
             loop {
                 let is_stopped = stopped.recv_timeout(tick) != Err(RecvTimeoutError::Timeout);
                 reports.look();
+                look();
                 if is_stopped {
                     return;
                 }
@@ -135,7 +150,7 @@ mod tests {
         let (told, hears) = mpsc::channel();
         let tell = move |why| told.send(why).unwrap();
         let hangs = HangReports::new(&world);
-        let _monitor = Monitor::start_with(world.pulse(), hangs, limit, tell).unwrap();
+        let _monitor = Monitor::start_with(world.pulse(), hangs, limit, || {}, tell).unwrap();
         let _section = world.section("forward");
         for _ in 0..8 {
             thread::sleep(limit / 4);

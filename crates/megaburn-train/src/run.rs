@@ -14,7 +14,7 @@ use crate::{
     device::{Devices, choose_gemm},
     error::TrainError,
     fresh::starts_anew,
-    in_place::InPlace,
+    in_place::{InPlace, check_other_sizes},
     monitor::Monitor,
     rank_run::RankRun,
     ranks::run_prepared,
@@ -133,6 +133,7 @@ pub(crate) fn find_place(
         check_before_start(config, fresh)?;
     }
     let layout = config.layout_on(devices, env.map(|env| env.world_size))?;
+    check_other_sizes(env, |ranks| config.layout_on(devices, Some(ranks)))?;
     let device = devices.of_this_process(&layout, env)?;
     let attention = config.attention_on(devices)?;
     devices.find_libraries_of(attention)?;
@@ -160,7 +161,7 @@ impl DecoderRun<'_> {
         let starting = Some(world.phase(Phase::Start));
         let pulse = world.pulse();
         let limit = self.config.train.step_timeout();
-        let monitor = Monitor::start(world, limit)?;
+        let monitor = Monitor::start(world, limit, self.stops.requests())?;
         self.agree_on_config(world, loaded)?;
         let groups = ProcessGroups::new(world, self.layout)?;
         let run = RunShare::take(world, &self.config)?;

@@ -4,14 +4,14 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use burn::tensor::TensorData;
 use megaburn_collective::{ProcessGroups, ReduceOp};
-use megaburn_launch::Launched;
+use megaburn_launch::{Launched, LauncherRequests};
 use signal_hook::low_level::signal_name;
 
 use crate::{
@@ -96,8 +96,8 @@ pub(crate) struct Stops {
     at_step: Option<u64>,
     /// The steps that were done when the ranks agreed last.
     steps: AtomicU64,
-    /// Whether the launcher asked the ranks to regroup.
-    regroup: Arc<AtomicBool>,
+    /// What the launcher asks.
+    requests: Arc<LauncherRequests>,
 }
 
 impl Stops {
@@ -115,13 +115,18 @@ impl Stops {
             after,
             at_step,
             steps: AtomicU64::new(0),
-            regroup: Arc::default(),
+            requests: Arc::default(),
         }
     }
 
-    /// Also stops when `regroup` becomes true.
-    pub(crate) fn set_regroup(&mut self, regroup: Arc<AtomicBool>) {
-        self.regroup = regroup;
+    /// Also stops when the launcher asks to regroup.
+    pub(crate) fn set_requests(&mut self, requests: Arc<LauncherRequests>) {
+        self.requests = requests;
+    }
+
+    /// What the launcher asks.
+    pub(crate) fn requests(&self) -> Arc<LauncherRequests> {
+        self.requests.clone()
     }
 
     /// The steps that were done when the ranks agreed last.
@@ -174,7 +179,7 @@ impl Stops {
             return Some(StopReason::Time);
         }
         let signal = self.signal.number().map(StopReason::Signal);
-        let regroups = has_trained && self.regroup.load(Ordering::Relaxed);
+        let regroups = has_trained && self.requests.regroup();
         signal.or_else(|| regroups.then_some(StopReason::Regroup))
     }
 
@@ -244,8 +249,8 @@ mod tests {
 
     #[test]
     fn ranks_regroup_after_a_step_unless_they_are_asked_to_stop() {
-        let mut stops = stops("");
-        stops.set_regroup(Arc::new(AtomicBool::new(true)));
+        let stops = stops("");
+        stops.requests().ask_to_regroup();
         assert_eq!(stops.reason(3, false), None);
         assert_eq!(stops.reason(3, true), Some(StopReason::Regroup));
         let codes = [StopReason::Regroup, StopReason::Signal(1)].map(Some);

@@ -238,6 +238,7 @@ impl Attempts {
             .map(|member| member.id)
             .collect();
         for id in silent {
+            self.formation.has_silent_host = true;
             let why = format!("no sign of life for {} s", SILENCE.as_secs());
             self.lose(id, &why, phase);
         }
@@ -333,7 +334,7 @@ impl Attempts {
         }
         self.formation = Formation {
             seats,
-            is_regrouping: false,
+            ..Formation::default()
         };
         replaced.iter().for_each(|text| self.say(text));
         Some(Phase::Ranks {

@@ -7,6 +7,8 @@ pub(super) struct Formation {
     pub(super) seats: Vec<usize>,
     /// Whether ranks were asked to save and to wait for more hosts.
     pub(super) is_regrouping: bool,
+    /// Whether one of them gave no sign of life any more. It will not be back at once.
+    pub(super) has_silent_host: bool,
 }
 
 impl Formation {
@@ -52,7 +54,7 @@ mod tests {
     fn ranks_are_numbered_over_the_hosts_that_train() {
         let formation = Formation {
             seats: vec![0, 2],
-            is_regrouping: false,
+            ..Formation::default()
         };
         assert_eq!(formation.first_rank(2, 8), 8);
         assert_eq!(formation.seat_of(15, 8), 2);

@@ -221,6 +221,7 @@ impl Agent {
         start: &Start,
     ) -> Result<Option<FromCoordinator>, LaunchError> {
         let job = Job::new(
+            host.options,
             start.master_addr.clone(),
             start.master_port,
             JobToken::secret(&start.token),

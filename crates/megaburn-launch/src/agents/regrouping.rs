@@ -16,7 +16,11 @@ impl Attempts {
     pub(super) fn seats_to_start(&self, free: &[usize], waited: Duration) -> Option<Vec<usize>> {
         let all = self.options.nnodes;
         let least = self.options.min_nnodes.unwrap_or(all);
-        let patience = if self.has_started { REJOIN } else { FIRST };
+        let patience = match self.has_started {
+            true if self.formation.has_silent_host => Duration::ZERO,
+            true => REJOIN,
+            false => FIRST,
+        };
         // Node 0 coordinates, and never is without a seat.
         if free.first() == Some(&0) || !free.is_empty() && waited < patience {
             return None;

@@ -15,7 +15,7 @@ use crate::{launched::Launch, options::LaunchOptions, verdict::Outcome};
 /// How often each side gives a sign of life.
 pub(super) const BEAT: Duration = Duration::from_secs(1);
 /// A side that gives no sign of life for so long is lost.
-pub(super) const SILENCE: Duration = Duration::from_secs(10);
+pub(super) const SILENCE: Duration = Duration::from_secs(7);
 /// The longest message: the last lines of all ranks of a host fit.
 const LONGEST: u64 = 1 << 24;
 /// The longest first message, from a program that has not shown the token of the job yet.

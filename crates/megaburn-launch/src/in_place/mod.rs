@@ -13,17 +13,19 @@
 //! ```
 //!
 //! If the number of hosts is to change, the launcher sends `Regroup`: the rank saves at the end of a step,
-//! and then waits.
+//! and then waits. If another host was lost, it sends `Leave`: the rank ends its collectives, and waits.
 //!
 //! A rank that does not wait in time, or whose GPU has failed, ends as without this option, and is
 //! started anew. If the launcher closes the connection, a rank that waits ends with its error.
 
 mod link;
 mod rejoin;
+mod requests;
 mod wire;
 
 pub(crate) use link::RankLink;
 pub use rejoin::RestartInPlace;
+pub use requests::LauncherRequests;
 pub use wire::WaitReason;
 pub(crate) use wire::{FromRank, Restart, ToRank};
 

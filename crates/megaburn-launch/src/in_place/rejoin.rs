@@ -6,7 +6,6 @@ use std::{
     os::{fd::AsFd, unix::net::UnixStream},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
         mpsc::{Receiver, channel},
     },
     thread,
@@ -16,6 +15,7 @@ use megaburn_collective::{JobToken, RankEnv};
 
 use super::{
     VARIABLE,
+    requests::LauncherRequests,
     wire::{FromRank, Restart, ToRank, WaitReason, receive, send},
 };
 use crate::launched::{LaterStart, Launched};
@@ -47,7 +47,7 @@ use crate::launched::{LaterStart, Launched};
 pub struct RestartInPlace {
     stream: UnixStream,
     restarts: Receiver<Restart>,
-    is_asked: Arc<AtomicBool>,
+    requests: Arc<LauncherRequests>,
 }
 
 impl RestartInPlace {
@@ -60,19 +60,16 @@ impl RestartInPlace {
         send(&stream, &FromRank::Enrolled).ok()?;
         let mut from = BufReader::new(stream.try_clone().ok()?);
         let (sender, restarts) = channel();
-        let is_asked = Arc::new(AtomicBool::new(false));
-        let asked = is_asked.clone();
+        let requests = Arc::new(LauncherRequests::default());
+        let asked = requests.clone();
         let listen = move || {
             while let Ok(Some(message)) = receive(&mut from) {
-                let is_heard = match message {
-                    ToRank::Regroup => {
-                        asked.store(true, Ordering::Relaxed);
-                        true
+                match message {
+                    ToRank::Regroup => asked.ask_to_regroup(),
+                    ToRank::Leave => asked.ask_to_leave(),
+                    ToRank::Restart(restart) => {
+                        let Ok(()) = sender.send(restart) else { return };
                     }
-                    ToRank::Restart(restart) => sender.send(restart).is_ok(),
-                };
-                if !is_heard {
-                    return;
                 }
             }
         };
@@ -81,14 +78,13 @@ impl RestartInPlace {
         Some(Self {
             stream,
             restarts,
-            is_asked,
+            requests,
         })
     }
 
-    /// Whether the launcher asks the ranks to save and then to [wait](Self::wait), because the number
-    /// of hosts is to change. Ranks hear it at different times, so they must agree on it.
-    pub fn asked_to_regroup(&self) -> Arc<AtomicBool> {
-        self.is_asked.clone()
+    /// What the launcher asks while this rank trains.
+    pub fn requests(&self) -> Arc<LauncherRequests> {
+        self.requests.clone()
     }
 
     /// Waits until the launcher says how the ranks meet again, for a rank that was `env` until now. Its
@@ -99,7 +95,7 @@ impl RestartInPlace {
     pub fn wait(&mut self, env: &RankEnv, reason: WaitReason) -> Option<RankEnv> {
         send(&self.stream, &FromRank::Waits(reason)).ok()?;
         let restart = self.restarts.recv().ok()?;
-        self.is_asked.store(false, Ordering::Relaxed);
+        self.requests.clear();
         Launched::set_later(LaterStart {
             attempt: restart.attempt,
             cause: restart.cause,

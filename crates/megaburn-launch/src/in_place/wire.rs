@@ -26,7 +26,7 @@ pub enum WaitReason {
         /// Whether a rank hangs. Launchers then wait less for ranks that do not wait yet.
         hangs: bool,
     },
-    /// The launcher asked it to [regroup](crate::RestartInPlace::asked_to_regroup).
+    /// The launcher asked it to [regroup](crate::LauncherRequests::regroup).
     Regroup,
 }
 
@@ -35,6 +35,8 @@ pub enum WaitReason {
 pub(crate) enum ToRank {
     /// To a rank that trains: save at the end of a step, and wait.
     Regroup,
+    /// To a rank that trains: end the collectives, and wait, because another host was lost.
+    Leave,
     /// To a rank that waits.
     Restart(Restart),
 }

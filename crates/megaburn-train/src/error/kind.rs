@@ -59,6 +59,7 @@ impl TrainError {
                 Exit::PeerLost
             }
             Self::RanksUnderLauncher { .. }
+            | Self::NotOnFewerRanks { .. }
             | Self::TooFewGpus { .. }
             | Self::NoGpuToShare
             | Self::NoGpuForRank { .. }

@@ -154,7 +154,7 @@ pub fn evaluate(mut config: TrainConfig) -> Result<Vec<SetLoss>, TrainError> {
     let on_rank = |world: &Group, (data, start): &(Arc<RunData>, Option<InitFrom>)| {
         let starting = world.phase(Phase::Start);
         let limit = config.train.step_timeout();
-        let _monitor = Monitor::start(world, limit)?;
+        let _monitor = Monitor::start(world, limit, Arc::default())?;
         agree_on(
             world,
             &format!("{}{layout}{}", config.to_toml(), data.eval_hash),

@@ -19,7 +19,7 @@ use crate::{
     device::{Devices, choose_gemm},
     error::TrainError,
     fresh::starts_anew,
-    in_place::InPlace,
+    in_place::{InPlace, check_other_sizes},
     monitor::Monitor,
     rank_run::RankRun,
     ranks::run_prepared,
@@ -117,6 +117,7 @@ fn place<C: serde::Serialize>(
         check_before_start(run, fresh)?;
     }
     let layout = config.layout(devices, env.map(|env| env.world_size), task)?;
+    check_other_sizes(env, |ranks| config.layout(devices, Some(ranks), task))?;
     let device = devices.of_this_process(&layout, env)?;
     choose_gemm(&device, run.train.tf32, run.train.tune_products);
     Ok((layout, devices, device))
@@ -139,7 +140,7 @@ impl<T: TrainTask> TaskRun<'_, T> {
         let pulse = world.pulse();
         let config = self.config;
         let limit = config.run.train.step_timeout();
-        let monitor = Monitor::start(world, limit)?;
+        let monitor = Monitor::start(world, limit, self.stops.requests())?;
         let (fresh, layout) = (self.fresh, self.layout);
         let on_gpus = self.devices != Devices::Cpu;
         let text = format!("{}{layout}{fresh}{data:?}{on_gpus}", config.to_toml());

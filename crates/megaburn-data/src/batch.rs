@@ -16,6 +16,11 @@ use crate::error::DataError;
 /// micro-batch order, is the global order.
 ///
 /// Ranks that differ only in tp, cp or pp read the same samples.
+///
+/// A [padded](Self::padded) step has any number of samples. The ranges are then as long as if it had
+/// enough for all micro-batches, and the last ones are cut. A micro-batch that would lie beyond the
+/// last sample reads the ones before it instead, and [`counted`](Self::counted) says which of its
+/// samples it does not read for another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GlobalBatch {
     global_batch_size: usize,
@@ -56,6 +61,36 @@ impl GlobalBatch {
         })
     }
 
+    /// As [`new`](Self::new), for any `global_batch_size` that is at least `micro_batch_size`.
+    ///
+    /// # Errors
+    /// An argument is zero, or `global_batch_size` is less than `micro_batch_size`.
+    pub fn padded(
+        global_batch_size: usize,
+        micro_batch_size: usize,
+        dp: usize,
+    ) -> Result<Self, DataError> {
+        // Checks the arguments other than the global batch size.
+        let samples = micro_batch_size.saturating_mul(dp).max(1);
+        let whole = Self::new(samples, micro_batch_size, dp)?;
+        if global_batch_size < micro_batch_size {
+            return Err(DataError::SmallBatch {
+                global_batch_size,
+                micro_batch_size,
+            });
+        }
+        Ok(Self {
+            global_batch_size,
+            ..whole
+        })
+    }
+
+    /// Whether some micro-batches have samples that do not count.
+    pub fn has_padding(&self) -> bool {
+        let samples = self.micro_batch_size * self.dp;
+        !self.global_batch_size.is_multiple_of(samples)
+    }
+
     /// Number of samples of a step, over all ranks.
     pub fn global_batch_size(&self) -> usize {
         self.global_batch_size
@@ -73,10 +108,11 @@ impl GlobalBatch {
 
     /// Number of micro-batches of a rank in a step.
     pub fn num_micro_batches(&self) -> usize {
-        self.global_batch_size / self.dp / self.micro_batch_size
+        let samples = self.micro_batch_size * self.dp;
+        self.global_batch_size.div_ceil(samples)
     }
 
-    /// The samples that rank `dp_rank` reads in the step that starts after `consumed` samples.
+    /// The samples that count of rank `dp_rank` in the step that starts after `consumed` samples.
     ///
     /// # Panics
     /// If `dp_rank` is not below `dp`.
@@ -86,9 +122,26 @@ impl GlobalBatch {
             "data-parallel rank {dp_rank} must be less than {}",
             self.dp
         );
-        let share = (self.global_batch_size / self.dp) as u64;
-        let first = consumed + dp_rank as u64 * share;
-        first..first + share
+        let share = self.num_micro_batches() * self.micro_batch_size;
+        self.cut(consumed, dp_rank * share, share)
+    }
+
+    /// `len` samples from the `first` one of a step, without those beyond its last one.
+    fn cut(&self, consumed: u64, first: usize, len: usize) -> Range<u64> {
+        let [first, end] = [first, first + len].map(|at| at.min(self.global_batch_size) as u64);
+        consumed + first..consumed + end
+    }
+
+    /// Which samples of a micro-batch of rank `dp_rank` count: all, unless the step is padded.
+    ///
+    /// # Panics
+    /// As [`micro_batch`](Self::micro_batch).
+    pub fn counted(&self, consumed: u64, dp_rank: usize, micro_batch: usize) -> Range<usize> {
+        let read = self.micro_batch(consumed, dp_rank, micro_batch);
+        let share = self.num_micro_batches() * self.micro_batch_size;
+        let first = dp_rank * share + micro_batch * self.micro_batch_size;
+        let counted = self.cut(consumed, first, self.micro_batch_size);
+        (counted.start - read.start) as usize..(counted.end - read.start) as usize
     }
 
     /// The samples of one micro-batch of rank `dp_rank`.
@@ -101,9 +154,15 @@ impl GlobalBatch {
             micro_batch < num,
             "micro-batch {micro_batch} must be less than {num}"
         );
-        let size = self.micro_batch_size as u64;
-        let first = self.rank(consumed, dp_rank).start + micro_batch as u64 * size;
-        first..first + size
+        assert!(
+            dp_rank < self.dp,
+            "data-parallel rank {dp_rank} must be less than {}",
+            self.dp
+        );
+        let size = self.micro_batch_size;
+        let first = (dp_rank * num + micro_batch) * size;
+        let first = first.min(self.global_batch_size - size);
+        self.cut(consumed, first, size)
     }
 }
 
@@ -128,6 +187,40 @@ mod tests {
                 (consumed..consumed + batch.global_batch_size() as u64).collect();
             prop_assert_eq!(read, whole);
         }
+
+        #[test]
+        fn each_sample_of_a_padded_step_counts_once(
+            dp in 1usize..9, micro in 1usize..5, more in 0usize..40, consumed in 0u64..10_000
+        ) {
+            let global = micro + more;
+            let batch = GlobalBatch::padded(global, micro, dp).unwrap();
+            let num_micro = batch.num_micro_batches();
+            prop_assert_eq!(batch.has_padding(), num_micro * micro * dp > global);
+            let mut counts = Vec::new();
+            for r in 0..dp {
+                let mut of_rank = Vec::new();
+                for j in 0..num_micro {
+                    let read: Vec<u64> = batch.micro_batch(consumed, r, j).collect();
+                    prop_assert_eq!(read.len(), micro);
+                    prop_assert!(read[0] >= consumed);
+                    prop_assert!(read[micro - 1] < consumed + global as u64);
+                    of_rank.extend_from_slice(&read[batch.counted(consumed, r, j)]);
+                }
+                prop_assert_eq!(&of_rank, &batch.rank(consumed, r).collect::<Vec<_>>());
+                counts.extend(of_rank);
+            }
+            let whole: Vec<u64> = (consumed..consumed + global as u64).collect();
+            prop_assert_eq!(counts, whole);
+        }
+    }
+
+    #[test]
+    fn a_padded_step_has_the_samples_of_a_micro_batch() {
+        let error = GlobalBatch::padded(3, 4, 2).unwrap_err().to_string();
+        let message = "a global batch of 3 samples is smaller than a micro-batch of 4";
+        assert_eq!(error, message);
+        let zero = GlobalBatch::padded(8, 4, 0).unwrap_err().to_string();
+        assert_eq!(zero, "the data-parallel degree is 0 but must be at least 1");
     }
 
     #[rstest]

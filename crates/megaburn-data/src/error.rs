@@ -127,6 +127,14 @@ pub enum DataError {
     #[error("{what} is 0 but must be at least 1")]
     Zero { what: &'static str },
     #[error(
+        "a global batch of {global_batch_size} samples is smaller than a micro-batch of \
+        {micro_batch_size}"
+    )]
+    SmallBatch {
+        global_batch_size: usize,
+        micro_batch_size: usize,
+    },
+    #[error(
         "a global batch of {global_batch_size} samples is not divisible by micro-batch {micro_batch_size} x dp {dp} = {}; use {}",
         micro_batch_size * dp,
         global_batch_size.next_multiple_of(micro_batch_size * dp)

@@ -77,7 +77,8 @@ pub fn order_hash(samples: &dyn Samples, batch: &GlobalBatch, n: u64) -> Result<
             let consumed = step * batch.global_batch_size() as u64;
             for micro_batch in 0..batch.num_micro_batches() {
                 let indices = batch.micro_batch(consumed, dp_rank, micro_batch);
-                for index in indices {
+                let counted = batch.counted(consumed, dp_rank, micro_batch);
+                for index in indices.skip(counted.start).take(counted.len()) {
                     mine.record(index, &samples.tokens(index)?)?;
                 }
             }

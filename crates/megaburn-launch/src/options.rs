@@ -171,9 +171,8 @@ impl LaunchOptions {
         }
     }
 
-    /// Lets the others train on after hosts were lost, as long as this number is left: with the largest
-    /// number of hosts that is there and divides [`Self::nnodes`]. Hosts that come back are taken in
-    /// at the end of a step. Ranks are restarted in place for both, if their program takes part.
+    /// Lets the others train on after hosts were lost, as long as this number is left. Hosts that come back
+    /// are taken in at the end of a step. Ranks are restarted in place for both, if their program takes part.
     pub fn with_min_nodes(self, min_nnodes: Option<usize>) -> Self {
         Self { min_nnodes, ..self }
     }
@@ -206,15 +205,11 @@ impl LaunchOptions {
         (self.restart_in_place || self.min_nnodes.is_some()) && self.restart != RestartPolicy::NEVER
     }
 
-    /// The numbers of ranks with which the job may train, largest first. Fewer hosts train if their
-    /// number divides that of all, so that the batch can be split.
+    /// The numbers of ranks with which the job may train, largest first.
     pub(crate) fn world_sizes(&self) -> Vec<usize> {
         let least = self.min_nnodes.unwrap_or(self.nnodes).max(1);
         let hosts = (least..=self.nnodes).rev();
-        hosts
-            .filter(|hosts| self.nnodes.is_multiple_of(*hosts))
-            .map(|hosts| hosts * self.nproc)
-            .collect()
+        hosts.map(|hosts| hosts * self.nproc).collect()
     }
 
     /// The port on which the launchers meet.

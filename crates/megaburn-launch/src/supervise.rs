@@ -27,11 +27,9 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// to end.
 const STOPPING: Duration = Duration::from_secs(10);
 /// Like [`SETTLE`], if a rank that runs waits for a restart once it has noticed the failure and closed
-/// its groups.
+/// its groups. If a rank hangs, all others wait for it, so the one that does not leave its groups
+/// within [`SETTLE`] is mostly the one that hangs.
 const LEAVING: Duration = Duration::from_secs(10);
-/// Like [`LEAVING`], if a rank hangs. All others wait for it, so the one that does not leave its groups
-/// is mostly the one that hangs.
-const LEAVING_A_HANG: Duration = Duration::from_secs(2);
 
 /// The ranks of one attempt.
 pub(crate) struct Supervisor<'a> {
@@ -206,8 +204,8 @@ impl<'a> Supervisor<'a> {
         } else if self.signal.is_some() {
             // After a request to stop, the other ranks may still be saving.
             self.options.grace.max(SETTLE)
-        } else if self.is_one_enrolled() {
-            if self.hangs { LEAVING_A_HANG } else { LEAVING }
+        } else if self.is_one_enrolled() && !self.hangs {
+            LEAVING
         } else {
             SETTLE
         };

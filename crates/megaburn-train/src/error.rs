@@ -179,8 +179,8 @@ pub enum TrainError {
     RanksUnderLauncher { ranks: usize, world_size: usize },
     #[error(
         "the run must also fit on {ranks} ranks, with which `megaburn launch --min-nnodes` may restart \
-        it, but there: {why}. Leave the data-parallel size of the layout open, choose a batch that \
-        {ranks} ranks can split, or raise `--min-nnodes`"
+        it, but there: {why}. Leave the data-parallel size of the layout open, set train.pad_batch=true \
+        for a batch that {ranks} ranks cannot split, or raise `--min-nnodes`"
     )]
     NotOnFewerRanks { ranks: usize, why: Box<TrainError> },
     #[error(

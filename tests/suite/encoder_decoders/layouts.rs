@@ -10,7 +10,7 @@ use crate::{
 use megaburn_test_support::text::fresh_seed;
 
 /// The layouts, with settings of the run.
-const LAYOUTS: [(&str, &[&str]); 20] = [
+const LAYOUTS: [(&str, &[&str]); 21] = [
     ("tp1", &["train.micro_batch=1"]),
     ("dp2", &["train.micro_batch=1"]),
     ("dp3", &["train.micro_batch=2"]),
@@ -24,6 +24,7 @@ const LAYOUTS: [(&str, &[&str]); 20] = [
     ("tp2-pp2-dp2-sp", &["train.micro_batch=1"]),
     ("pp2", &["train.micro_batch=1", "parallel.chunks=2"]),
     ("dp2", &["train.micro_batch=1", "parallel.zero=1"]),
+    ("dp4", &["train.micro_batch=1", "train.pad_batch=true"]),
     ("dp2", &["train.micro_batch=3", "parallel.zero=3"]),
     (
         "tp2-dp3-sp",

@@ -8,7 +8,7 @@ use crate::layouts::grid::{Trained, compare_within, train};
 use megaburn_test_support::text::fresh_seed;
 
 /// The layouts, with settings of the run.
-const LAYOUTS: [(&str, &[&str]); 18] = [
+const LAYOUTS: [(&str, &[&str]); 19] = [
     ("tp1", &["train.micro_batch=1"]),
     ("dp2", &["train.micro_batch=1"]),
     ("dp3", &["train.micro_batch=2"]),
@@ -27,6 +27,7 @@ const LAYOUTS: [(&str, &[&str]); 18] = [
     ("pp2-dp2", &["train.micro_batch=1", "parallel.zero=3"]),
     ("dp2", &["train.micro_batch=1", "parallel.zero=1"]),
     ("dp3", &["train.micro_batch=1", "parallel.zero=3"]),
+    ("dp2", &["train.micro_batch=2", "train.pad_batch=true"]),
     (
         "tp2-dp2-sp",
         &[

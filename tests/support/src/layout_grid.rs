@@ -30,7 +30,7 @@ pub struct Row {
     pub model: String,
     /// The layout of the ranks.
     pub layout: Layout,
-    /// `train.global_batch`.
+    /// `train.global_batch`, which is padded if the layout does not split it.
     pub global_batch: usize,
     /// `train.micro_batch`.
     pub micro_batch: usize,
@@ -47,6 +47,8 @@ impl Row {
         let mut config = model.config(data, self.global_batch, self.micro_batch);
         config.parallel.zero = self.zero;
         config.parallel.zero_ranks = self.zero_ranks;
+        let samples = self.micro_batch * self.layout.dp;
+        config.train.pad_batch = !self.global_batch.is_multiple_of(samples);
         // Several buckets, and parameters that are split over ranks.
         config.parallel.bucket_size = Some(3000);
         config
@@ -99,10 +101,11 @@ impl Model {
                 "[model.rope_scaling]\nfactor = {factor}\noriginal_max_position_embeddings = 16"
             )
         });
+        let pad_batch = !global_batch.is_multiple_of(micro_batch);
         let text = format!(
             "[model]\n{}{}
             [data]\npath = {data:?}\nseq_len = {}
-            [train]\nsteps = {STEPS}\nglobal_batch = {global_batch}\nmicro_batch = {micro_batch}
+            [train]\nsteps = {STEPS}\nglobal_batch = {global_batch}\nmicro_batch = {micro_batch}\npad_batch = {pad_batch}
             [optimizer]\nlr = 1e-3\neps = {EPSILON}\nwarmup_steps = 0",
             self.sizes,
             scaling.unwrap_or_default(),

@@ -25,30 +25,9 @@ impl Formation {
     }
 }
 
-/// The number of hosts that train if `present` are there: the largest that divides `all`, so that the
-/// batch can be split. `None` if it is less than `least`.
-pub(super) fn num_hosts(all: usize, least: usize, present: usize) -> Option<usize> {
-    let mut numbers = (least.max(1)..=present.min(all)).rev();
-    numbers.find(|hosts| all.is_multiple_of(*hosts))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn as_many_hosts_train_as_divide_all() {
-        for (present, hosts) in [
-            (4, Some(4)),
-            (3, Some(2)),
-            (2, Some(2)),
-            (1, None),
-            (5, Some(4)),
-        ] {
-            assert_eq!(num_hosts(4, 2, present), hosts, "{present}");
-        }
-        assert_eq!(num_hosts(3, 3, 2), None);
-    }
 
     #[test]
     fn ranks_are_numbered_over_the_hosts_that_train() {

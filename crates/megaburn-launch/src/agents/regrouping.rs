@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{attempts::Attempts, formation::num_hosts, wire::FromCoordinator};
+use super::{attempts::Attempts, wire::FromCoordinator};
 use crate::verdict::{EndedBy, Outcome};
 
 /// How long a restart waits for a host that was lost before it leaves the host out.
@@ -25,9 +25,8 @@ impl Attempts {
         if free.first() == Some(&0) || !free.is_empty() && waited < patience {
             return None;
         }
-        let mut seats: Vec<_> = (0..all).filter(|seat| !free.contains(seat)).collect();
-        seats.truncate(num_hosts(all, least, seats.len())?);
-        Some(seats)
+        let seats: Vec<_> = (0..all).filter(|seat| !free.contains(seat)).collect();
+        (seats.len() >= least).then_some(seats)
     }
 
     /// Asks ranks to save and to wait, if more hosts are there than run ranks.
@@ -37,10 +36,10 @@ impl Attempts {
         if self.formation.is_regrouping || running == all {
             return;
         }
-        let usable = self.members.num_usable();
-        let Some(hosts) = num_hosts(all, running + 1, usable) else {
+        let hosts = self.members.num_usable().min(all);
+        if hosts <= running {
             return;
-        };
+        }
         self.formation.is_regrouping = true;
         self.say(&format!(
             "{hosts} of {all} hosts are there: the ranks save, and restart on all of them"

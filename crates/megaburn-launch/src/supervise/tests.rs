@@ -117,6 +117,8 @@ fn the_others_have_less_time_if_a_rank_hangs() {
         panic!("{:?}", run.plan);
     };
     let left = at.saturating_duration_since(Instant::now());
-    assert!(left > SETTLE && left <= LEAVING_A_HANG, "{left:?}");
-    run.ranks.iter_mut().for_each(|rank| drop(rank.end()));
+    assert!(left <= SETTLE, "{left:?}");
+    for rank in &mut run.ranks {
+        rank.end();
+    }
 }

@@ -124,6 +124,8 @@ impl TrainConfig {
     /// As described; the error names the key.
     pub(crate) fn check_batch(&self, layout: &Layout) -> Result<(), TrainError> {
         self.parallel.shares(layout)?;
+        let rule = "false: the loss of a model of your own counts all samples";
+        require(!self.train.pad_batch, "train.pad_batch", true, rule)?;
         self.train.num_micro_batches(layout.dp).map(drop)
     }
 

@@ -1,6 +1,6 @@
 //! The section `[train]`.
 
-use megaburn_data::BatchSchedule;
+use megaburn_data::{BatchSchedule, DataError, GlobalBatch};
 use megaburn_kernels::AttentionKernel;
 use megaburn_models::decoder::{Dropout, LossTerms};
 use megaburn_optim::Dtype;
@@ -54,9 +54,13 @@ pub struct TrainingConfig {
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub mtp_loss_scaling_factor: f64,
     /// Samples of a step, over all ranks. It is a multiple of `micro_batch` times the data-parallel
-    /// degree.
+    /// degree, unless `pad_batch` is set.
     #[schemars(extend("minimum" = 1))]
     pub global_batch: usize,
+    /// Whether ranks that cannot split `global_batch` evenly also compute samples that do not count:
+    /// of 8 samples, each of 3 ranks computes 3, and one of these 9 does not count. Not for models of
+    /// your own.
+    pub pad_batch: bool,
     /// `[train.batch_ramp]`: how the batch grows to `global_batch` over the first steps. Default:
     /// no ramp.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -191,6 +195,7 @@ impl Default for TrainingConfig {
             z_loss: 0.0,
             mtp_loss_scaling_factor: 0.1,
             global_batch: 8,
+            pad_batch: false,
             batch_ramp: None,
             micro_batch: 2,
             eval_interval: 100,
@@ -318,8 +323,9 @@ impl TrainingConfig {
     /// Micro-batches of a step on each of `dp` data-parallel ranks, once the batch ramp is over.
     ///
     /// # Errors
-    /// The global batch, or the start or increment of its ramp, is not a multiple of `micro_batch *
-    /// dp`.
+    /// Without [`pad_batch`](Self::pad_batch), the global batch, or the start or increment of its
+    /// ramp, is not a multiple of `micro_batch * dp`. With it, a batch has fewer samples than a
+    /// micro-batch.
     pub fn num_micro_batches(&self, dp: usize) -> Result<usize, TrainError> {
         let Self {
             global_batch,
@@ -327,8 +333,13 @@ impl TrainingConfig {
             ..
         } = *self;
         let samples = micro_batch.saturating_mul(dp);
-        let rule = format!("a multiple of train.micro_batch {micro_batch} x dp {dp} = {samples}");
-        let fits = |batch: usize| samples > 0 && batch.is_multiple_of(samples);
+        let rule = match self.pad_batch {
+            true => format!("at least train.micro_batch {micro_batch}"),
+            false => format!("a multiple of train.micro_batch {micro_batch} x dp {dp} = {samples}"),
+        };
+        let fits = |batch: usize| {
+            samples > 0 && (batch.is_multiple_of(samples) || self.pad_batch && batch >= micro_batch)
+        };
         require(
             fits(global_batch),
             "train.global_batch",
@@ -341,13 +352,24 @@ impl TrainingConfig {
         {
             require(fits(start), "train.batch_ramp.start", start, rule.clone())?;
             require(
-                fits(increment),
+                fits(increment) || self.pad_batch,
                 "train.batch_ramp.increment",
                 increment,
                 rule,
             )?;
         }
-        Ok(global_batch / samples)
+        Ok(global_batch.div_ceil(samples))
+    }
+
+    /// A step of `samples` samples on `dp` data-parallel ranks.
+    ///
+    /// # Errors
+    /// As [`num_micro_batches`](Self::num_micro_batches).
+    pub(crate) fn batch_of(&self, samples: usize, dp: usize) -> Result<GlobalBatch, DataError> {
+        match self.pad_batch {
+            true => GlobalBatch::padded(samples, self.micro_batch, dp),
+            false => GlobalBatch::new(samples, self.micro_batch, dp),
+        }
     }
 
     /// The distinct numbers of micro-batches that steps of a run have on each of `dp` data-parallel
@@ -363,7 +385,11 @@ impl TrainingConfig {
         let samples = self.micro_batch * dp;
         let ramp = self.batch_ramp.as_ref();
         let (first, step) = ramp.map_or((last, 1), |ramp| {
-            (ramp.start / samples, (ramp.increment / samples).max(1))
+            let first = ramp.start.div_ceil(samples);
+            match self.pad_batch {
+                true => (first, 1),
+                false => (first, (ramp.increment / samples).max(1)),
+            }
         });
         Ok((first..=last).step_by(step))
     }

@@ -1,4 +1,4 @@
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use burn::{
     prelude::Device,
@@ -43,14 +43,14 @@ pub(super) struct Split {
 
 impl Collator {
     /// Builds the batch of some samples, each of which has one token more than labels, on the
-    /// device without autodiff. Only the first `counted` samples count in the loss.
+    /// device without autodiff. Only the samples `counted` count in the loss.
     ///
     /// # Errors
     /// The context-parallel ranks do not divide the documents.
     pub(super) fn batch(
         &self,
         samples: &[Sample],
-        counted: usize,
+        counted: Range<usize>,
         device: &Device,
     ) -> Result<Batch, MeshError> {
         if let Some(pairs) = pairs_of(samples) {
@@ -58,10 +58,10 @@ impl Collator {
         }
         let row = |(index, sample): (usize, &Sample)| {
             if let Sample::Bert(sample) = sample {
-                return PackedRow::masked(sample, self.padded, index < counted);
+                return PackedRow::masked(sample, self.padded, counted.contains(&index));
             }
             let documents = self.documents_of(sample).into_iter();
-            let loss_mask_values = index < counted;
+            let loss_mask_values = counted.contains(&index);
             let documents = documents.map(|of| if loss_mask_values { of } else { of.ignored() });
             self.row(documents)
         };
@@ -305,7 +305,7 @@ mod tests {
             zigzag: Zigzag::new(0, 2),
             ..collator(8, None)
         };
-        let batch = of.batch(&samples, 1, &device).unwrap();
+        let batch = of.batch(&samples, 0..1, &device).unwrap();
         assert_eq!(matrix(batch.tokens), [0, 10, 1, 11, 6, 16, 7, 17]);
         assert_eq!(matrix(batch.labels), [1, NO, 2, NO, 7, NO, 8, NO]);
         assert_eq!(batch.counted, 4);
@@ -321,7 +321,7 @@ mod tests {
         };
         let sample =
             |end: u32| Sample::Tokens([(1..end).collect(), vec![99], (50..70).collect()].concat());
-        let batch = of.batch(&[sample(5), sample(9)], 2, &device).unwrap();
+        let batch = of.batch(&[sample(5), sample(9)], 0..2, &device).unwrap();
         let columns: Vec<i64> = matrix(batch.tokens);
         let row = |at: usize| {
             columns

@@ -65,9 +65,16 @@ impl Trainer {
         }
         let batch = self.core.next_batch();
         self.step_samples.clear();
-        let read = (0..batch.num_micro_batches()).map(|index| Ok(self.micro_batch(index)?.1));
-        self.step_samples = read.collect::<Result<_, TrainError>>()?;
-        let labels: usize = self.step_samples.iter().flatten().map(num_labels).sum();
+        let read = (0..batch.num_micro_batches()).map(|index| self.rows(index));
+        let rows = read.collect::<Result<Vec<_>, TrainError>>()?;
+        let of_rows = |(samples, counted): &(Vec<Sample>, Range<usize>)| {
+            samples[counted.clone()]
+                .iter()
+                .map(num_labels)
+                .sum::<usize>()
+        };
+        let labels: usize = rows.iter().map(of_rows).sum();
+        self.step_samples = rows.into_iter().map(|(samples, _)| samples).collect();
         let labels = sum_over(&self.core.groups.dp, labels as f64)?;
         Ok(labels / batch.global_batch_size() as f64)
     }

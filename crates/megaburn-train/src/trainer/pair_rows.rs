@@ -1,5 +1,7 @@
 //! The rows of an encoder-decoder model's batch.
 
+use std::ops::Range;
+
 use burn::{
     prelude::{Device, Int},
     tensor::{Tensor, TensorData},
@@ -23,15 +25,15 @@ pub(super) fn pairs_of(samples: &[Sample]) -> Option<Vec<&T5Sample>> {
 
 impl Batch {
     /// The batch of samples of an encoder and a decoder: the tokens of the encoder, then those of the
-    /// decoder, and the labels of the decoder. Only the first `counted` samples count in the loss.
-    pub(super) fn of_pairs(samples: &[&T5Sample], counted: usize, device: &Device) -> Self {
+    /// decoder, and the labels of the decoder. Only the samples `counted` count in the loss.
+    pub(super) fn of_pairs(samples: &[&T5Sample], counted: Range<usize>, device: &Device) -> Self {
         let ids = |tokens: &[u32]| -> Vec<i64> { tokens.iter().map(|id| (*id).into()).collect() };
         let tokens = samples.iter().map(|sample| {
             let [encoder, decoder] = [&sample.text_enc, &sample.text_dec].map(|of| ids(of));
             [encoder, decoder].concat()
         });
         let labels = samples.iter().enumerate().map(|(index, sample)| {
-            let label = |(label, counts): (&i64, &bool)| match *counts && index < counted {
+            let label = |(label, counts): (&i64, &bool)| match *counts && counted.contains(&index) {
                 true => *label,
                 false => IGNORED,
             };
@@ -113,7 +115,7 @@ mod tests {
     fn the_encoder_comes_first_and_padding_has_no_labels() {
         let samples = [sample(3, 4), sample(5, 2)];
         let samples: Vec<&T5Sample> = samples.iter().collect();
-        let batch = Batch::of_pairs(&samples, 2, &Device::flex());
+        let batch = Batch::of_pairs(&samples, 0..2, &Device::flex());
         assert_eq!(batch.tokens.dims(), [9, 2]);
         let encoder = [30, 30, 31, 31, 32, 32, 0, 33, 0, 34];
         let decoder = [50, 50, 51, 51, 52, 0, 53, 0];
@@ -130,7 +132,7 @@ mod tests {
     fn full_rows_have_no_padding_and_one_that_does_not_count_no_labels() {
         let samples = [sample(5, 3), sample(5, 4)];
         let samples: Vec<&T5Sample> = samples.iter().collect();
-        let batch = Batch::of_pairs(&samples, 1, &Device::flex());
+        let batch = Batch::of_pairs(&samples, 0..1, &Device::flex());
         assert_eq!(batch.encoder, Some(EncoderRows::new(5, None)));
         let no = IGNORED;
         assert_eq!(numbers(&batch.labels), [70, no, 71, no, 72, no, no, no]);

@@ -82,13 +82,14 @@ impl StageExecutor for Training<'_> {
             if let Some(hybrid) = &trainer.hybrid {
                 return hybrid.batch(pass.micro_batch, inner_device);
             }
-            let (_, samples) = trainer.micro_batch(pass.micro_batch)?;
-            Ok(trainer
-                .collator()
-                .batch(&samples, samples.len(), inner_device)?)
+            let (samples, counted) = trainer.rows(pass.micro_batch)?;
+            Ok(trainer.collator().batch(&samples, counted, inner_device)?)
         };
+        let of_experts =
+            trainer.core.next_batch().has_padding() && trainer.model_config.experts.is_some();
+        let needs_batch = of_experts || trainer.needs_batch(layers);
         let reading = trainer.core.data_part(pass);
-        let batch = trainer.needs_batch(layers).then(batch).transpose()?;
+        let batch = needs_batch.then(batch).transpose()?;
         drop(reading);
         let block = || trainer.token_block(pass.micro_batch);
         let statistics = trainer.core.block_statistics.clone();
@@ -177,16 +178,22 @@ impl StageExecutor for Evaluation<'_> {
                 return hybrid.batch(pass.micro_batch, inner_device);
             }
             let dp = trainer.core.groups.dp.rank();
-            let numbers = trainer.core.batch.micro_batch(first, dp, pass.micro_batch);
+            let batch = trainer.core.batch;
+            let numbers = batch.micro_batch(first, dp, pass.micro_batch);
+            let of_step = batch.counted(first, dp, pass.micro_batch);
             // After the end of the data the samples start over; those do not count.
-            let counted = total.saturating_sub(numbers.start) as usize;
+            let end = of_step
+                .end
+                .min(total.saturating_sub(numbers.start) as usize);
+            let counted = of_step.start..end;
             let num_samples = self.valid.num_samples();
             let samples = numbers.map(|number| self.valid.sample(number % num_samples));
             let samples = samples.collect::<Result<Vec<_>, _>>()?;
             Ok(trainer.collator().batch(&samples, counted, inner_device)?)
         };
         // Experts must not process samples that do not count, in any stage.
-        let is_cut = total < first + trainer.core.config.train.global_batch as u64;
+        let is_cut = total < first + trainer.core.config.train.global_batch as u64
+            || trainer.core.batch.has_padding();
         let of_experts = is_cut && trainer.model_config.experts.is_some();
         let needs_batch = of_experts || trainer.needs_batch(layers);
         let reading = trainer.core.data_part(pass);

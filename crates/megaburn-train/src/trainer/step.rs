@@ -132,21 +132,32 @@ impl Trainer {
 
     /// Micro-batch `index` of this rank in its next step: the numbers of its samples, counted over
     /// the full run, and the samples, of which context-parallel ranks take chunks. (With
-    /// `parallel.max_tokens_per_rank`, documents are assigned to ranks in a different way.)
+    /// `parallel.max_tokens_per_rank`, documents are assigned to ranks in a different way.) Samples
+    /// that `train.pad_batch` adds are left out.
     ///
     /// # Errors
     /// A sample cannot be read.
     pub fn micro_batch(&self, index: usize) -> Result<(Range<u64>, Vec<Sample>), TrainError> {
         let consumed = self.core.progress.consumed_samples;
-        let numbers =
-            self.core
-                .next_batch()
-                .micro_batch(consumed, self.core.groups.dp.rank(), index);
+        let (batch, dp) = (self.core.next_batch(), self.core.groups.dp.rank());
+        let first = batch.micro_batch(consumed, dp, index).start;
+        let (mut samples, counted) = self.rows(index)?;
+        let numbers = first + counted.start as u64..first + counted.end as u64;
+        Ok((numbers, samples.drain(counted).collect()))
+    }
+
+    /// All samples of micro-batch `index`, and which of them count.
+    pub(super) fn rows(&self, index: usize) -> Result<(Vec<Sample>, Range<usize>), TrainError> {
+        let consumed = self.core.progress.consumed_samples;
+        let (batch, dp) = (self.core.next_batch(), self.core.groups.dp.rank());
         let samples = match self.step_samples.get(index) {
             Some(samples) => samples.clone(),
-            None => self.samples.train.batch(numbers.clone())?,
+            None => {
+                let numbers = batch.micro_batch(consumed, dp, index);
+                self.samples.train.batch(numbers)?
+            }
         };
-        Ok((numbers, samples))
+        Ok((samples, batch.counted(consumed, dp, index)))
     }
 
     /// The position of micro-batch `index` of this rank in the run, which determines its dropout

@@ -147,11 +147,9 @@ impl<M: Module> TrainerCore<M> {
                 Dtype::F32 | Dtype::Bf16 => None,
             },
             consecutive_skips: 0,
-            batch: GlobalBatch::new(
-                config.train.global_batch,
-                config.train.micro_batch,
-                groups.layout().dp,
-            )?,
+            batch: config
+                .train
+                .batch_of(config.train.global_batch, groups.layout().dp)?,
             model: Some(model),
             plan,
             groups,
@@ -212,9 +210,8 @@ impl<M: Module> TrainerCore<M> {
     /// The batch of the step that begins after `consumed` samples.
     pub(crate) fn batch_after(&self, consumed: u64) -> GlobalBatch {
         let samples = self.schedules.batch.batch_size(consumed);
-        let micro = self.batch.micro_batch_size();
-        let dp = self.batch.dp();
-        GlobalBatch::new(samples, micro, dp).expect("every batch size was validated")
+        let batch = self.config.train.batch_of(samples, self.batch.dp());
+        batch.expect("every batch size was validated")
     }
 
     /// Adds the losses of evaluations on the validation set called `first`, which decide which

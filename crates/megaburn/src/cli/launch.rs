@@ -51,9 +51,8 @@ pub(super) struct LaunchArgs {
     /// kernels and data. The others are started anew.
     #[arg(long, requires = "restarts")]
     restart_in_place: bool,
-    /// Train on with at least this number of hosts after others were lost, with the largest number that
-    /// is there and divides --nnodes, and take hosts in that come back. Leave the data-parallel size
-    /// of the layout open. Implies --restart-in-place.
+    /// Train on with at least this number of hosts after others were lost, and take hosts in that come
+    /// back. Leave the data-parallel size of the layout open. Implies --restart-in-place.
     #[arg(long, value_name = "M", requires = "restarts")]
     min_nnodes: Option<usize>,
     /// Number of hosts beyond --nnodes that wait to replace one that is lost or fails repeatedly;

@@ -112,6 +112,41 @@ pub(crate) fn repeated_failure() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Launchers meet for the order of hosts, although nothing is started again.
+pub(crate) fn topology() -> Result<(), Failed> {
+    let order = "hosts in the order of the network: node ranks 0, 2, 1, 3";
+    let part = "only 3 of 4 hosts say where they are in the network";
+    for (of_last, ranks, said) in [("s1/b", [0, 2, 1, 3], order), ("", [0, 1, 2, 3], part)] {
+        let job = Job::new("0");
+        let paths = ["s1/a", "s1/b", "s1/a", of_last];
+        let hosts = [0, 1, 2, 3].map(|node| {
+            let variables = [
+                ("TEST_NODE", &*node.to_string()),
+                ("TEST_NODES", "4"),
+                ("TEST_PORT", &job.master),
+                ("TEST_AGENT_PORT", &job.agents),
+                // Only a path makes launchers meet, so the one without it needs another reason.
+                ("TEST_RESTARTS", if of_last.is_empty() { "1" } else { "0" }),
+                ("TEST_TOPOLOGY", paths[node]),
+                ("MEGABURN_JOB_TOKEN", "the token of this job"),
+            ];
+            let script = "echo node $TEST_NODE is rank $RANK of $WORLD_SIZE";
+            Run::launch(1, &["sh", "-c", script], &variables)
+        });
+        for (node, host) in hosts.into_iter().enumerate() {
+            let end = host.end(LIMIT);
+            assert_eq!(end.code, Some(0), "{end:?}");
+            let rank = ranks[node];
+            assert!(
+                has_line(&end.out, &format!("node {node} is rank {rank} of 4")),
+                "{end:?}"
+            );
+            assert!(has_line(&end.err, said), "{end:?}");
+        }
+    }
+    Ok(())
+}
+
 /// What spares do while others run ranks does not concern these.
 pub(crate) fn spares_come_and_go() -> Result<(), Failed> {
     let job = Job::new("2");

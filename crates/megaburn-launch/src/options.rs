@@ -50,8 +50,8 @@ pub struct LaunchOptions {
     pub min_nnodes: Option<usize>,
     /// The names of the switches from the outermost one to the host's own, such as `spine1/leaf3`.
     /// Hosts under the same switch get consecutive node ranks, and spares near a lost host take its
-    /// place first. `None`: those that Slurm has set in `SLURM_TOPOLOGY_ADDR`, if the launchers meet
-    /// anyway. An empty path: none.
+    /// place first. `None`: those that Slurm has set in `SLURM_TOPOLOGY_ADDR`, if the launchers
+    /// meet anyway. An empty path: none.
     pub topology: Option<String>,
     /// The number of hosts beyond [`Self::nnodes`] that wait to replace one that fails. Each has its
     /// own launcher, with a `node_rank` from `nnodes` on.
@@ -184,8 +184,8 @@ impl LaunchOptions {
         Self { min_nnodes, ..self }
     }
 
-    /// Sets where this host is in the network, which decides about the order of hosts: the names of the
-    /// switches from the outermost one to its own, such as `spine1/leaf3`.
+    /// Sets where this host is in the network, by which hosts are ordered: the names of the switches
+    /// from the outermost one to its own, such as `spine1/leaf3`.
     pub fn with_topology(self, topology: Option<String>) -> Self {
         Self { topology, ..self }
     }

@@ -9,8 +9,8 @@ use crate::{error::LaunchError, options::LaunchOptions};
 /// The longest path in bytes, so that the first message of a launcher stays short.
 const LONGEST: usize = 1000;
 
-/// The names of the switches above a host, from the outermost one to its own. Without names, the place
-/// is not known.
+/// The names of the switches above a host, from the outermost one to its own. Without names, the
+/// place is not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Topology(Vec<String>);
 
@@ -55,8 +55,9 @@ impl Topology {
         Ok(Self(path.split('/').map(Into::into).collect()))
     }
 
-    /// The switches of an address such as `spine1.leaf3.host7`, whose last part is the host. Its pattern,
-    /// such as `switch.switch.node`, says how many parts there are, since a host's name may have dots.
+    /// The switches of an address such as `spine1.leaf3.host7`, whose last part is the host. Its
+    /// pattern, such as `switch.switch.node`, says how many parts there are, since a host's name may
+    /// have dots.
     fn of_slurm(address: &str, pattern: &str) -> Self {
         let parts = match pattern {
             "" => address.split('.').count(),

@@ -162,8 +162,9 @@ impl Members {
     }
 
     /// Gives each seat to a host: to the one that had it, unless it failed repeatedly and another is
-    /// free; else to the one with its number; else, if `may_use_spares`, to the free one that is nearest
-    /// in the network, or has the fewest failures. Node 0 keeps seat 0. Returns the seats that stay free.
+    /// free; else to the one with its number; else, if `may_use_spares`, to the free one that is
+    /// nearest to its first host in the network; of these, to the one with the fewest failures. Node 0
+    /// keeps seat 0. Returns the seats that stay free.
     pub(super) fn seat(&mut self, may_use_spares: bool) -> Vec<usize> {
         let is_reliable = |member: &Member| member.failures < REPEATED && !member.is_unfit;
         let mut spares = self
@@ -293,7 +294,7 @@ mod tests {
         members.remove(6).unwrap();
         join_at(&mut members, 1, "r/b").unwrap();
         assert_eq!(start(&mut members), [0, 2, 1, 3]);
-        // Two switches are above all hosts of a leaf, one above those of a spine.
+        // No spare is left under its leaf, but one under its spine.
         members.remove(3).unwrap();
         assert_eq!(start(&mut members), [0, 2, 1, 5]);
         members.remove(2).unwrap();

@@ -75,8 +75,8 @@ impl SeatOrder {
     }
 }
 
-/// Compares two places. Of the parts below a switch, the one with the place `first` comes first, then
-/// the hosts of this switch itself, then the other parts by their names.
+/// Compares two places. Of the parts below a switch, the one with the place `first` comes first,
+/// then the hosts of this switch itself, then the other parts by their names.
 fn compare(first: &Topology, a: &Topology, b: &Topology) -> Ordering {
     let level = a.num_common(b);
     let (in_a, in_b) = (a.switch(level), b.switch(level));

@@ -11,8 +11,8 @@ const REJOIN: Duration = Duration::from_secs(2);
 const FIRST: Duration = Duration::from_secs(30);
 
 impl Attempts {
-    /// The seats whose hosts start their ranks, in order, while the seats `free` have no host. `None` if there
-    /// are too few hosts, or others may still come.
+    /// The seats whose hosts start their ranks, in order, while the seats `free` have no host. `None`
+    /// if there are too few hosts, or others may still come.
     pub(super) fn seats_to_start(
         &mut self,
         free: &[usize],

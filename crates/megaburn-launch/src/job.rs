@@ -4,7 +4,7 @@ use megaburn_collective::{JobToken, RankEnv};
 
 use crate::{
     error::LaunchError, gpus, in_place::Restart, launched::Launch, options::LaunchOptions,
-    port::ReservedPort,
+    port::ReservedPort, topology::Topology,
 };
 
 /// The address of rank 0 and the token of the job.
@@ -140,6 +140,10 @@ fn master(options: &LaunchOptions) -> Result<(String, u16, Option<ReservedPort>)
             "`--min-nnodes` is {least}: it must be at least 1 and at most `--nnodes`, {nnodes}"
         ));
     }
+    Topology::of(options)?;
+    if options.has_topology() && *nnodes == 1 {
+        return bad("`--topology` orders several hosts: set `--nnodes`, or leave it out".into());
+    }
     if options.spares > 0 && *nnodes == 1 {
         return bad("spare hosts need a job of several hosts: set `--nnodes`".into());
     }
@@ -195,6 +199,35 @@ mod tests {
             master(&options),
             Err(LaunchError::BadOptions { .. })
         ));
+    }
+
+    #[rstest]
+    #[case(1, "leaf3", "set `--nnodes`")]
+    #[case(2, "/leaf3", "\"/leaf3\"")]
+    fn a_topology_that_orders_nothing_is_refused(
+        #[case] nnodes: usize,
+        #[case] path: &str,
+        #[case] said: &str,
+    ) {
+        let options = LaunchOptions::new(2, vec!["true".into()])
+            .with_nodes(nnodes, 0)
+            .with_master(Some("host".into()), Some(5))
+            .with_topology(Some(path.into()));
+        let why = master(&options).unwrap_err().to_string();
+        assert!(why.contains(said), "{why}");
+    }
+
+    #[test]
+    fn launchers_meet_for_a_topology_but_not_without_one() {
+        let options = LaunchOptions::new(2, vec!["true".into()]).with_nodes(2, 0);
+        let meet = |path: Option<&str>| {
+            let options = options.clone().with_topology(path.map(Into::into));
+            options.has_agents()
+        };
+        assert_eq!(
+            (meet(Some("leaf3")), meet(Some("")), meet(None)),
+            (true, false, false)
+        );
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //! With a [`RestartPolicy`] the ranks are started again after a failure. Ranks that only lost a peer can
 //! keep their processes ([`RestartInPlace`]). With several hosts, the
 //! launchers then agree on it (`agents`): one of them coordinates, and spare hosts take the place
-//! of those that are lost.
+//! of those that are lost. Hosts under the same switch get consecutive node ranks
+//! ([`LaunchOptions::topology`]).
 //!
 //! ```
 //! use megaburn_launch::LaunchOptions;
@@ -48,6 +49,7 @@ mod signals;
 mod supervise;
 mod survivors;
 mod tied;
+mod topology;
 mod verdict;
 
 pub use child::{launch_child, tie_to_launcher};

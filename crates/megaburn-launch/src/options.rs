@@ -48,11 +48,16 @@ pub struct LaunchOptions {
     pub restart_in_place: bool,
     /// With how many hosts ranks also train after hosts were lost; `None`: with [`Self::nnodes`] only.
     pub min_nnodes: Option<usize>,
+    /// The names of the switches from the outermost one to the host's own, such as `spine1/leaf3`.
+    /// Hosts under the same switch get consecutive node ranks, and spares near a lost host take its
+    /// place first. `None`: those that Slurm has set in `SLURM_TOPOLOGY_ADDR`, if the launchers
+    /// meet anyway. An empty path: none.
+    pub topology: Option<String>,
     /// The number of hosts beyond [`Self::nnodes`] that wait to replace one that fails. Each has its
     /// own launcher, with a `node_rank` from `nnodes` on.
     pub spares: usize,
     /// The port on which the launchers of several hosts meet; by default the one after
-    /// [`Self::master_port`]. It is used only with restarts or spares.
+    /// [`Self::master_port`]. It is used only with restarts, spares or a topology.
     pub agent_port: Option<u16>,
     /// How long the launchers of several hosts wait for one that has not come or was lost.
     pub host_timeout: Duration,
@@ -79,6 +84,7 @@ impl LaunchOptions {
             restart: RestartPolicy::NEVER,
             restart_in_place: false,
             min_nnodes: None,
+            topology: None,
             spares: 0,
             agent_port: None,
             host_timeout: Duration::from_secs(600),
@@ -177,6 +183,12 @@ impl LaunchOptions {
         Self { min_nnodes, ..self }
     }
 
+    /// Sets where this host is in the network, by which hosts are ordered: the names of the switches
+    /// from the outermost one to its own, such as `spine1/leaf3`.
+    pub fn with_topology(self, topology: Option<String>) -> Self {
+        Self { topology, ..self }
+    }
+
     /// Sets the number of hosts that wait to replace one that fails.
     pub fn with_spares(self, spares: usize) -> Self {
         Self { spares, ..self }
@@ -197,7 +209,14 @@ impl LaunchOptions {
 
     /// Whether the launchers of several hosts agree on when to start ranks.
     pub(crate) fn has_agents(&self) -> bool {
-        self.nnodes > 1 && (self.restart != RestartPolicy::NEVER || self.spares > 0)
+        let restarts = self.restart != RestartPolicy::NEVER || self.spares > 0;
+        self.nnodes > 1 && (restarts || self.has_topology())
+    }
+
+    /// Whether the options say where this host is in the network.
+    pub(crate) fn has_topology(&self) -> bool {
+        let path = self.topology.as_ref();
+        path.is_some_and(|path| !path.is_empty())
     }
 
     /// Whether ranks have a connection to the launcher, by which they are restarted in place.

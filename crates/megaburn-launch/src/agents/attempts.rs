@@ -289,7 +289,7 @@ impl Attempts {
                 false => format!("none came within {} s", waited.as_secs()),
             };
             let ends = free.iter().map(|seat| RankEnd {
-                rank: seat * self.options.nproc,
+                rank: self.formation.first_rank(*seat, self.options.nproc),
                 by: EndedBy::LostHost,
                 told: false,
                 last_words: Vec::new(),
@@ -328,6 +328,7 @@ impl Attempts {
             Some(format!("{} runs the ranks of node {seat}", member.name()))
         });
         let mut replaced: Vec<_> = replaced.collect();
+        replaced.extend(self.members.order.take_news());
         if nnodes < self.options.nnodes {
             let all = self.options.nnodes;
             replaced.push(format!("{nnodes} of {all} hosts train until others come"));

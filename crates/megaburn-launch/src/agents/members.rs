@@ -6,8 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::wire::{Connection, FromCoordinator, Hello};
-use crate::verdict::Outcome;
+use super::{
+    order::SeatOrder,
+    wire::{Connection, FromCoordinator, Hello},
+};
+use crate::{topology::Topology, verdict::Outcome};
 
 /// A host with this number of failures of its own gives its place to a spare.
 const REPEATED: usize = 2;
@@ -24,6 +27,8 @@ pub(super) struct Member {
     /// The number that it was started with.
     pub(super) node: usize,
     pub(super) host: String,
+    /// Where its host is in the network.
+    topology: Topology,
     pub(super) connection: Option<Arc<Connection>>,
     pub(super) last_sign: Instant,
     /// Its number among the hosts of the attempt that runs, or of the last one.
@@ -59,6 +64,8 @@ pub(super) struct Members {
     /// Hosts that have left: node, number of failures, whether unfit. A host that comes back keeps
     /// these.
     left: Vec<(usize, usize, bool)>,
+    /// Where the hosts of seats are in the network.
+    pub(super) order: SeatOrder,
 }
 
 impl Members {
@@ -67,6 +74,7 @@ impl Members {
             nnodes,
             all: Vec::new(),
             left: Vec::new(),
+            order: SeatOrder::default(),
         }
     }
 
@@ -95,6 +103,7 @@ impl Members {
             launcher: hello.launcher.clone(),
             node: hello.node,
             host: hello.host.clone(),
+            topology: hello.topology.clone(),
             connection,
             last_sign: now,
             seat: None,
@@ -143,9 +152,19 @@ impl Members {
         self.all.iter().find(|member| member.seat == Some(seat))
     }
 
+    /// The seats that have a host, in the order in which their ranks are numbered.
+    pub(super) fn seats_in_order(&mut self) -> Vec<usize> {
+        let seated = self.all.iter();
+        let seated = seated.filter_map(|member| Some((member.seat?, &member.topology)));
+        self.order.learn(seated);
+        let has_host = |seat: &usize| self.seated(*seat).is_some();
+        self.order.seats().filter(has_host).collect()
+    }
+
     /// Gives each seat to a host: to the one that had it, unless it failed repeatedly and another is
-    /// free; else to the one with its number; else, if `may_use_spares`, to the free one with the
-    /// fewest failures. Node 0 keeps seat 0. Returns the seats that stay free.
+    /// free; else to the one with its number; else, if `may_use_spares`, to the free one that is
+    /// nearest to its first host in the network; of these, to the one with the fewest failures. Node 0
+    /// keeps seat 0. Returns the seats that stay free.
     pub(super) fn seat(&mut self, may_use_spares: bool) -> Vec<usize> {
         let is_reliable = |member: &Member| member.failures < REPEATED && !member.is_unfit;
         let mut spares = self
@@ -162,9 +181,10 @@ impl Members {
                 member.seat = None;
             }
         }
+        let order = &self.order;
         let mut free = Vec::new();
         for seat in 0..self.nnodes {
-            if self.seated(seat).is_some() {
+            if self.all.iter().any(|member| member.seat == Some(seat)) {
                 continue;
             }
             let candidates = self.all.iter_mut().filter(|member| {
@@ -176,6 +196,7 @@ impl Members {
                 (
                     member.failures >= REPEATED,
                     Reverse(member.node == seat),
+                    Reverse(order.num_common(seat, &member.topology)),
                     member.failures,
                     member.node,
                 )
@@ -206,6 +227,10 @@ mod tests {
     }
 
     fn join(members: &mut Members, node: usize) -> Result<(), String> {
+        join_at(members, node, "")
+    }
+
+    fn join_at(members: &mut Members, node: usize, path: &str) -> Result<(), String> {
         let options = LaunchOptions::new(1, vec!["true".into()]).with_nodes(2, node);
         let hello = Hello {
             token: JobToken::default(),
@@ -213,6 +238,7 @@ mod tests {
             host: format!("host-{node}"),
             shape: Shape::of(&options),
             launcher: format!("launcher-{node}"),
+            topology: Topology::parse(path).unwrap(),
             started: None,
         };
         members.join(node, &hello, None, Instant::now())
@@ -242,6 +268,52 @@ mod tests {
         join(&mut members, 1).unwrap();
         members.seat(true);
         assert_eq!(nodes_of_seats(&members), [Some(0), Some(2)]);
+    }
+
+    #[test]
+    fn the_nearest_spare_takes_a_seat_and_the_order_stays() {
+        let mut members = Members::new(4);
+        for (node, path) in ["s/a", "s/b", "s/a", "s/b", "r/b", "s/c", "s/b"]
+            .iter()
+            .enumerate()
+        {
+            join_at(&mut members, node, path).unwrap();
+        }
+        let start = |members: &mut Members| {
+            members.seat(true);
+            let nodes = members.seats_in_order().into_iter();
+            let nodes: Vec<_> = nodes
+                .map(|seat| members.seated(seat).unwrap().node)
+                .collect();
+            nodes
+        };
+        assert_eq!(start(&mut members), [0, 2, 1, 3]);
+        members.remove(1).unwrap();
+        assert_eq!(start(&mut members), [0, 2, 6, 3]);
+        // Its own host comes from elsewhere, but the seat is where it was.
+        members.remove(6).unwrap();
+        join_at(&mut members, 1, "r/b").unwrap();
+        assert_eq!(start(&mut members), [0, 2, 1, 3]);
+        // No spare is left under its leaf, but one under its spine.
+        members.remove(3).unwrap();
+        assert_eq!(start(&mut members), [0, 2, 1, 5]);
+        members.remove(2).unwrap();
+        assert_eq!(start(&mut members), [0, 4, 1, 5]);
+    }
+
+    #[test]
+    fn hosts_that_are_away_are_left_out_of_the_order() {
+        let mut members = Members::new(3);
+        for (node, path) in [(0, "b"), (1, "a")] {
+            join_at(&mut members, node, path).unwrap();
+        }
+        assert_eq!(members.seat(true), [2]);
+        assert_eq!(members.seats_in_order(), [0, 1]);
+        join_at(&mut members, 2, "b").unwrap();
+        members.seat(true);
+        assert_eq!(members.seats_in_order(), [0, 2, 1]);
+        members.remove(2).unwrap();
+        assert_eq!(members.seats_in_order(), [0, 1]);
     }
 
     #[test]

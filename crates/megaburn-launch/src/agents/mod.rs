@@ -11,6 +11,7 @@ mod farewell;
 mod formation;
 mod listener;
 mod members;
+mod order;
 mod regrouping;
 pub(crate) mod wire;
 
@@ -31,6 +32,7 @@ use crate::{
     job::Job,
     launched::Launch,
     signals::StopRequests,
+    topology::Topology,
     verdict::Outcome,
 };
 use coordinator::Coordinator;
@@ -60,6 +62,7 @@ pub(crate) fn run(host: &mut Host<'_>, job: &Job) -> Result<Outcome, LaunchError
         port,
         token: job.token_of_hosts(),
         launcher: launcher.text().into(),
+        topology: Topology::of(options)?,
         started: None,
         requests: StopRequests::default(),
     };
@@ -100,6 +103,7 @@ struct Agent {
     token: JobToken,
     /// Random digits.
     launcher: String,
+    topology: Topology,
     /// The launch and the last attempt of which it has started ranks.
     started: Option<(Launch, usize)>,
     /// The signals that it received while it had no ranks.
@@ -155,6 +159,7 @@ impl Agent {
                         host: host_name(),
                         shape: Shape::of(host.options),
                         launcher: self.launcher.clone(),
+                        topology: self.topology.clone(),
                         started: self.started.clone(),
                     };
                     connection.send(&hello)?;

@@ -11,9 +11,13 @@ const REJOIN: Duration = Duration::from_secs(2);
 const FIRST: Duration = Duration::from_secs(30);
 
 impl Attempts {
-    /// The seats whose hosts start their ranks, while the seats `free` have no host. `None` if there
-    /// are too few hosts, or others may still come.
-    pub(super) fn seats_to_start(&self, free: &[usize], waited: Duration) -> Option<Vec<usize>> {
+    /// The seats whose hosts start their ranks, in order, while the seats `free` have no host. `None`
+    /// if there are too few hosts, or others may still come.
+    pub(super) fn seats_to_start(
+        &mut self,
+        free: &[usize],
+        waited: Duration,
+    ) -> Option<Vec<usize>> {
         let all = self.options.nnodes;
         let least = self.options.min_nnodes.unwrap_or(all);
         let patience = match self.has_started {
@@ -25,7 +29,7 @@ impl Attempts {
         if free.first() == Some(&0) || !free.is_empty() && waited < patience {
             return None;
         }
-        let seats: Vec<_> = (0..all).filter(|seat| !free.contains(seat)).collect();
+        let seats = self.members.seats_in_order();
         (seats.len() >= least).then_some(seats)
     }
 

@@ -10,7 +10,7 @@ use std::{
 use megaburn_collective::JobToken;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{launched::Launch, options::LaunchOptions, verdict::Outcome};
+use crate::{launched::Launch, options::LaunchOptions, topology::Topology, verdict::Outcome};
 
 /// How often each side gives a sign of life.
 pub(super) const BEAT: Duration = Duration::from_secs(1);
@@ -80,6 +80,9 @@ pub(super) struct Hello {
     pub(super) shape: Shape,
     /// Random digits of this launcher, by which a connection replaces its last one.
     pub(super) launcher: String,
+    /// Where its host is in the network.
+    #[serde(default)]
+    pub(super) topology: Topology,
     /// The launch and the last attempt of which it has started ranks.
     pub(super) started: Option<(Launch, usize)>,
 }

@@ -112,6 +112,44 @@ pub(crate) fn repeated_failure() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Launchers meet for the order of hosts, although nothing is started again.
+pub(crate) fn topology() -> Result<(), Failed> {
+    let order = "hosts in the order of the network: node ranks 0, 2, 1, 3";
+    let part = "only 3 of 4 hosts say where they are in the network";
+    let cases = [
+        (["s1/a", "s1/b", "s1/a", "s1/b"], "0", [0, 2, 1, 3], order),
+        // Only a path makes launchers meet, so the one without it has restarts.
+        (["a", "b", "a", ""], "1", [0, 1, 2, 3], part),
+    ];
+    let jobs = cases.map(|(paths, restarts, ranks, said)| {
+        let job = Job::new("0");
+        let hosts = [0, 1, 2, 3].map(|node: usize| {
+            let variables = [
+                ("TEST_NODE", &*node.to_string()),
+                ("TEST_NODES", "4"),
+                ("TEST_PORT", &job.master),
+                ("TEST_AGENT_PORT", &job.agents),
+                ("TEST_RESTARTS", restarts),
+                ("TEST_TOPOLOGY", paths[node]),
+                ("MEGABURN_JOB_TOKEN", "the token of this job"),
+            ];
+            let script = "echo node $TEST_NODE is rank $RANK of $WORLD_SIZE";
+            Run::launch(1, &["sh", "-c", script], &variables)
+        });
+        (hosts, ranks, said)
+    });
+    for (hosts, ranks, said) in jobs {
+        for ((node, host), rank) in hosts.into_iter().enumerate().zip(ranks) {
+            let end = host.end(LIMIT);
+            assert_eq!(end.code, Some(0), "{end:?}");
+            let line = format!("node {node} is rank {rank} of 4");
+            assert!(has_line(&end.out, &line), "{end:?}");
+            assert!(has_line(&end.err, said), "{end:?}");
+        }
+    }
+    Ok(())
+}
+
 /// What spares do while others run ranks does not concern these.
 pub(crate) fn spares_come_and_go() -> Result<(), Failed> {
     let job = Job::new("2");

@@ -62,7 +62,7 @@ fn main() -> ExitCode {
 type Test = fn() -> Result<(), Failed>;
 
 fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 36] = [
+    let tests: [(&str, Test); 37] = [
         ("a_killed_rank_is_named_by_those_behind_it", tree::killed),
         ("a_failure_passes_a_stopped_rank", tree::passes_stopped),
         ("a_caller_without_the_token_is_no_launcher", hosts::stranger),
@@ -99,6 +99,7 @@ fn trials() -> Vec<Trial> {
             "a_signal_in_the_pause_ends_the_job",
             restarts::stopped_in_pause,
         ),
+        ("hosts_have_the_order_of_the_network", hosts::topology),
         ("a_killed_rank_restarts_all_hosts", hosts::killed_rank),
         ("a_spare_replaces_a_lost_host", hosts::lost_host),
         (

@@ -20,7 +20,8 @@ pub(crate) fn with_variables(mut options: LaunchOptions) -> LaunchOptions {
         let master_port = options.master_port;
         options = options
             .with_master(Some("127.0.0.1".into()), master_port)
-            .with_nodes(2, node)
+            .with_nodes(number("TEST_NODES").unwrap_or(2), node)
+            .with_topology(std::env::var("TEST_TOPOLOGY").ok())
             .with_spares(number("TEST_SPARES").unwrap_or(0))
             .with_agent_port(port)
             .with_host_timeout(Duration::from_secs(8));

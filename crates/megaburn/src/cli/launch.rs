@@ -55,12 +55,18 @@ pub(super) struct LaunchArgs {
     /// back. Leave the data-parallel size of the layout open. Implies --restart-in-place.
     #[arg(long, value_name = "M", requires = "restarts")]
     min_nnodes: Option<usize>,
+    /// Where this host is in the network: the names of the switches from the outermost one to its own,
+    /// such as spine1/leaf3. Hosts under the same switch get consecutive node ranks; node 0 stays the
+    /// first. Give it to all launchers. Default: what Slurm says, with --restarts or --spares; an
+    /// empty path switches that off.
+    #[arg(long, value_name = "PATH")]
+    topology: Option<String>,
     /// Number of hosts beyond --nnodes that wait to replace one that is lost or fails repeatedly;
     /// their launchers have the node ranks from --nnodes on.
     #[arg(long, value_name = "S", default_value_t = 0)]
     spares: usize,
-    /// Port on which the launchers of several hosts meet, with --restarts or --spares. Default: the
-    /// one after --master-port.
+    /// Port on which the launchers of several hosts meet, with --restarts, --spares or --topology.
+    /// Default: the one after --master-port.
     #[arg(long, value_name = "P")]
     agent_port: Option<u16>,
     /// How long the launchers of several hosts wait for one that has not come or was lost.
@@ -83,6 +89,7 @@ impl LaunchArgs {
             .with_restart(RestartPolicy::new(self.restarts).with_window(window))
             .with_restart_in_place(self.restart_in_place)
             .with_min_nodes(self.min_nnodes)
+            .with_topology(self.topology)
             .with_spares(self.spares)
             .with_agent_port(self.agent_port)
             .with_host_timeout(Duration::from_secs(self.host_timeout));

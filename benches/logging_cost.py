@@ -6,7 +6,7 @@
 
 `none` prints a line of the console at the end only. `all` has a line for every step, TensorBoard, CSV, Weights & Biases, Prometheus with a
 reader that asks every second, and norms of parameters and counts of zeros. `logs` is `all` without the last two, which are computed
-on the GPUs. Runs alternate. A run's figure is the time from the end of its step WARM_UP to the end of its last one, by `wall_time`
+on the GPUs. `watch` has no logs, but compares the time of ranks every 50 steps and reads the health of GPUs. Runs alternate. A run's figure is the time from the end of its step WARM_UP to the end of its last one, by `wall_time`
 in metrics.jsonl, which every run writes.
 
 Writes OUT/logging_cost.md, with --save also a section on top of benches/results/logging_cost.md."""
@@ -18,7 +18,8 @@ from section import facts, write
 WARM_UP = 10
 LOGS = ["train.log_interval=1", "log.tensorboard=true", "log.csv=true", "log.wandb=true", "log.prometheus_port=9423"]
 KINDS = {"none": ["train.log_interval=1000000"], "logs": LOGS,
-         "all": LOGS + ["train.log_params_norm=true", "train.log_num_zeros=true"]}
+         "all": LOGS + ["train.log_params_norm=true", "train.log_num_zeros=true"],
+         "watch": ["train.log_interval=1000000", "train.straggler_interval=50", "train.gpu_health_interval=10"]}
 
 
 def read_prometheus(stopped, counts):
@@ -39,7 +40,7 @@ def measured(args, kind):
         command += [word for one in args.set + own + KINDS[kind] for word in ("--set", one)]
         stopped, counts = threading.Event(), []
         reader = threading.Thread(target=read_prometheus, args=(stopped, counts))
-        if kind != "none":
+        if kind in ("logs", "all"):
             reader.start()
         ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
         stopped.set()
@@ -59,16 +60,17 @@ def main():
     parser.add_argument("--device", help="as in `megaburn train`")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--megaburn", type=shlex.split, default=["./run", "megaburn"])
+    parser.add_argument("--kinds", default=list(KINDS), type=lambda text: text.split(","), help="default: all; `none` among them")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/logging_cost"))
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    found = {kind: [] for kind in KINDS}
+    found = {kind: [] for kind in args.kinds}
     for number in range(args.rounds):
         # The order turns round, so that a machine that warms up does not favour one kind.
-        for kind in list(KINDS)[:: 1 if number % 2 == 0 else -1]:
+        for kind in args.kinds[:: 1 if number % 2 == 0 else -1]:
             ms, reads = measured(args, kind)
             found[kind].append(ms)
             print(f"{kind}: {ms:.2f} ms a step, Prometheus read {reads} times", flush=True)

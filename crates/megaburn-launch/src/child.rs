@@ -130,10 +130,13 @@ pub(crate) fn signal(pid: Pid, signal: Signal) {
 /// Whether a process of the group still runs, as far as `/proc` shows. Zombies do not count as
 /// running.
 pub(crate) fn group_runs(group: Pid) -> bool {
-    let Ok(processes) = fs::read_dir("/proc") else {
-        return false;
-    };
-    let is_member = |process: fs::DirEntry| {
+    group_members(group).next().is_some()
+}
+
+/// The processes of the group that still run.
+pub(crate) fn group_members(group: Pid) -> impl Iterator<Item = Pid> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let is_member = move |process: &fs::DirEntry| {
         let stat = fs::read_to_string(process.path().join("stat")).unwrap_or_default();
         // The fields after the name (which may contain anything) are: state, parent, group.
         let Some((_, rest)) = stat.rsplit_once(") ") else {
@@ -145,7 +148,11 @@ pub(crate) fn group_runs(group: Pid) -> bool {
             .is_some_and(|state| ["Z", "X"].contains(&state));
         runs && fields.nth(1).and_then(|of| of.parse().ok()) == Some(group.as_raw())
     };
-    processes.flatten().any(is_member)
+    let pid = |process: fs::DirEntry| process.file_name().to_str()?.parse().ok();
+    processes
+        .filter(is_member)
+        .filter_map(pid)
+        .map(Pid::from_raw)
 }
 
 /// Implements the entry point that [`super::LaunchOptions::entry`] names: ties this process to the

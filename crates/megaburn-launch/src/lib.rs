@@ -46,6 +46,7 @@ mod rank_process;
 mod repeats;
 mod restart;
 mod signals;
+mod stacks;
 mod supervise;
 mod survivors;
 mod tied;

@@ -53,6 +53,9 @@ pub struct LaunchOptions {
     /// place first. `None`: those that Slurm has set in `SLURM_TOPOLOGY_ADDR`, if the launchers
     /// meet anyway. An empty path: none.
     pub topology: Option<String>,
+    /// Whether a debugger writes what the threads of a rank call that does not end after the others
+    /// lost it, before it is ended.
+    pub hang_stacks: bool,
     /// The number of hosts beyond [`Self::nnodes`] that wait to replace one that fails. Each has its
     /// own launcher, with a `node_rank` from `nnodes` on.
     pub spares: usize,
@@ -84,6 +87,7 @@ impl LaunchOptions {
             restart: RestartPolicy::NEVER,
             restart_in_place: false,
             min_nnodes: None,
+            hang_stacks: false,
             topology: None,
             spares: 0,
             agent_port: None,
@@ -187,6 +191,15 @@ impl LaunchOptions {
     /// from the outermost one to its own, such as `spine1/leaf3`.
     pub fn with_topology(self, topology: Option<String>) -> Self {
         Self { topology, ..self }
+    }
+
+    /// Lets a debugger (`eu-stack` or `gdb`) write what the threads of a rank call that hangs, into
+    /// `rank-N.stacks` in [`Self::log_dir`] or the folder for temporary files.
+    pub fn with_hang_stacks(self, hang_stacks: bool) -> Self {
+        Self {
+            hang_stacks,
+            ..self
+        }
     }
 
     /// Sets the number of hosts that wait to replace one that fails.

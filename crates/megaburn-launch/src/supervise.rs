@@ -16,6 +16,7 @@ use crate::{
     options::LaunchOptions,
     rank_process::{RankProcess, Standing},
     signals::StopRequests,
+    stacks,
     verdict::{EndedBy, Outcome, RankEnd, exit_code_of_signal},
 };
 
@@ -232,11 +233,23 @@ impl<'a> Supervisor<'a> {
 
     /// Asks the ranks to end that have neither ended nor wait for a restart.
     fn terminate(&mut self) {
+        self.write_stacks();
         self.signal_running(Signal::SIGTERM);
         // A suspended rank handles SIGTERM only when it is resumed.
         self.signal_running(Signal::SIGCONT);
         self.told = true;
         self.plan = Plan::Kill(Instant::now() + self.options.grace);
+    }
+
+    /// Writes the calls of ranks that hang: those that still run although the others only lost them.
+    fn write_stacks(&self) {
+        let hangs = self.ends.iter().all(|(_, by, _)| by.is_echo());
+        if !self.options.hang_stacks || !hangs || self.ends.is_empty() || self.signal.is_some() {
+            return;
+        }
+        for rank in self.ranks.iter().filter(|rank| rank.is_running()) {
+            stacks::write(rank.rank(), rank.pid, self.options.log_dir.as_deref());
+        }
     }
 
     /// Kills these ranks.

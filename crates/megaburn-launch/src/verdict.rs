@@ -40,7 +40,7 @@ impl EndedBy {
     }
 
     /// Whether the rank only noticed the failure of another one.
-    fn is_echo(self) -> bool {
+    pub(crate) fn is_echo(self) -> bool {
         matches!(self, Self::Code(EXIT_PEER_FAILED) | Self::LostPeer)
     }
 }

@@ -52,7 +52,7 @@ impl Monitor {
         let mut has_left = false;
         let leave = move || {
             if requests.leave() && !has_left {
-                leaving.abort("another host was lost, as its launcher says");
+                leaving.abort("the ranks of another host have ended, as its launcher says");
                 has_left = true;
             }
         };

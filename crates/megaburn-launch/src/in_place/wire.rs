@@ -35,7 +35,8 @@ pub enum WaitReason {
 pub(crate) enum ToRank {
     /// To a rank that trains: save at the end of a step, and wait.
     Regroup,
-    /// To a rank that trains: end the collectives, and wait, because another host was lost.
+    /// To a rank that trains: end the collectives, and wait, because the ranks of another host have
+    /// ended.
     Leave,
     /// To a rank that waits.
     Restart(Restart),

@@ -231,12 +231,19 @@ fn a_killed_rank_is_named_and_ends_all() -> Result<(), Failed> {
 }
 
 fn a_stopped_rank_is_named_and_ends_all() -> Result<(), Failed> {
-    let mut run = Run::ranks(3, &["loop"]);
+    let (mut run, folder) = Run::with_debugger(3, &["loop"]);
     let pids = run.pids();
     run::signal(pids[2], Signal::SIGSTOP);
     // Four seconds of `timeout` and a busy machine.
     let end = run.end(2 * PROMISED);
     assert_eq!(end.code, Some(4), "{end:?}");
+    let stacks = std::fs::read_to_string(folder.join("rank-2.stacks"));
+    let stopped = pids[2];
+    assert_eq!(
+        stacks?,
+        format!("process {stopped}:\ncalls of -p {stopped}\n")
+    );
+    assert!(!folder.join("rank-0.stacks").exists());
     let cause = end
         .err
         .iter()

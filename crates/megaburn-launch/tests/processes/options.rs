@@ -15,6 +15,11 @@ pub(crate) fn with_variables(mut options: LaunchOptions) -> LaunchOptions {
         let in_place = std::env::var_os("TEST_IN_PLACE").is_some();
         options = options.with_restart_in_place(in_place);
     }
+    if let Some(folder) = std::env::var_os("TEST_STACKS") {
+        options = options
+            .with_hang_stacks(true)
+            .with_log_dir(Some(folder.into()));
+    }
     if let Some(node) = number("TEST_NODE") {
         let port = number("TEST_AGENT_PORT").map(|port| port as u16);
         let master_port = options.master_port;

@@ -1,7 +1,10 @@
 //! A launcher and its output, observed from outside.
 
 use std::{
+    fs,
     io::{BufRead, BufReader, Read},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
@@ -36,6 +39,23 @@ impl Run {
         let this = std::env::current_exe().unwrap();
         let command = [&[this.to_str().unwrap(), "rank"], mode].concat();
         Self::launch(nproc, &command, &[])
+    }
+
+    /// As [`Self::ranks`], with a debugger that only says its arguments, and the folder into which its
+    /// words are written.
+    pub(crate) fn with_debugger(nproc: usize, mode: &[&str]) -> (Self, PathBuf) {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stacks");
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        let debugger = folder.join("eu-stack");
+        fs::write(&debugger, "#!/bin/sh\necho calls of \"$@\"\n").unwrap();
+        fs::set_permissions(&debugger, fs::Permissions::from_mode(0o755)).unwrap();
+        let this = std::env::current_exe().unwrap();
+        let command = [&[this.to_str().unwrap(), "rank"], mode].concat();
+        let text = folder.to_str().unwrap();
+        let path = format!("{text}:{}", std::env::var("PATH").unwrap_or_default());
+        let env = [("TEST_STACKS", text), ("PATH", &path)];
+        (Self::launch(nproc, &command, &env), folder)
     }
 
     /// Launches this program as ranks without `launch-child`: they tie themselves to the launcher.

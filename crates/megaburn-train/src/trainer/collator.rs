@@ -351,7 +351,8 @@ mod tests {
                 mtp_depths,
                 ..collator(16, split)
             };
-            of.batch(std::slice::from_ref(&sample), 1, &device).unwrap()
+            of.batch(std::slice::from_ref(&sample), 0..1, &device)
+                .unwrap()
         };
         let whole = of(Zigzag::WHOLE, 4);
         let [first, .., last] = &whole.ahead[..] else {

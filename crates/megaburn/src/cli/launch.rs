@@ -61,6 +61,10 @@ pub(super) struct LaunchArgs {
     /// empty path switches that off.
     #[arg(long, value_name = "PATH")]
     topology: Option<String>,
+    /// Before a rank that hangs is ended, let a debugger (eu-stack or gdb, if it is installed) write what
+    /// its threads call, into rank-N.stacks in --log-dir or the folder for temporary files.
+    #[arg(long)]
+    hang_stacks: bool,
     /// Number of hosts beyond --nnodes that wait to replace one that is lost or fails repeatedly;
     /// their launchers have the node ranks from --nnodes on.
     #[arg(long, value_name = "S", default_value_t = 0)]
@@ -89,6 +93,7 @@ impl LaunchArgs {
             .with_restart(RestartPolicy::new(self.restarts).with_window(window))
             .with_restart_in_place(self.restart_in_place)
             .with_min_nodes(self.min_nnodes)
+            .with_hang_stacks(self.hang_stacks)
             .with_topology(self.topology)
             .with_spares(self.spares)
             .with_agent_port(self.agent_port)

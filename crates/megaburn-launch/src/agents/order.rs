@@ -186,10 +186,8 @@ mod tests {
         assert_eq!(order.num_common(1, &Topology::parse("b").unwrap()), 1);
         order.take_news();
         learn(&mut order, [(1, ""), (3, "c")].into_iter());
-        assert_eq!(
-            (order.seats.as_slice(), order.take_news()),
-            (&[0, 3, 1][..], None)
-        );
+        assert_eq!(order.seats, [0, 3, 1]);
+        assert_eq!(order.take_news(), None);
     }
 
     #[test]

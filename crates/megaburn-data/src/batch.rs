@@ -19,8 +19,8 @@ use crate::error::DataError;
 ///
 /// A [padded](Self::padded) step has any number of samples. The ranges are then as long as if it had
 /// enough for all micro-batches, and the last ones are cut. A micro-batch that would lie beyond the
-/// last sample reads the ones before it instead, and [`counted`](Self::counted) says which of its
-/// samples it does not read for another one.
+/// last sample reads the ones before it instead, and [`counted`](Self::counted) says which of the
+/// samples that it reads count in the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GlobalBatch {
     global_batch_size: usize,
@@ -112,7 +112,7 @@ impl GlobalBatch {
         self.global_batch_size.div_ceil(samples)
     }
 
-    /// The samples that count of rank `dp_rank` in the step that starts after `consumed` samples.
+    /// The counted samples of rank `dp_rank` in the step that starts after `consumed` samples.
     ///
     /// # Panics
     /// If `dp_rank` is not below `dp`.

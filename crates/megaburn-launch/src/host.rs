@@ -107,7 +107,8 @@ impl<'a> Host<'a> {
         unreachable!("the attempts end with a failure without a restart")
     }
 
-    /// Starts the ranks of node `node_rank` of `nnodes`, and waits until they end or wait for a restart.
+    /// Starts the ranks of node `node_rank` of `nnodes`, and waits until they end or wait for a
+    /// restart.
     ///
     /// # Errors
     /// A log cannot be opened.
@@ -130,7 +131,8 @@ impl<'a> Host<'a> {
         if attempt > 0 && node_rank == 0 {
             port::await_free(job.port);
         }
-        let streams = self.streams.clone().with_logs(logs);
+        let streams = self.streams.clone();
+        streams.set_logs(logs);
         let survivors = self.survivors_for(node_rank);
         let mut run = Supervisor::new(&options, attempt, self.guard.as_mut());
         let mut survivors = survivors.into_iter().peekable();

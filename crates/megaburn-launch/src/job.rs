@@ -4,7 +4,7 @@ use megaburn_collective::{JobToken, RankEnv};
 
 use crate::{
     error::LaunchError, gpus, in_place::Restart, launched::Launch, options::LaunchOptions,
-    port::ReservedPort, topology::Topology,
+    port::ReservedPort, restart::RestartPolicy, topology::Topology,
 };
 
 /// The address of rank 0 and the token of the job.
@@ -140,6 +140,21 @@ fn master(options: &LaunchOptions) -> Result<(String, u16, Option<ReservedPort>)
             "`--min-nnodes` is {least}: it must be at least 1 and at most `--nnodes`, {nnodes}"
         ));
     }
+    if options.min_nnodes.is_some() && (*nnodes == 1 || options.restart == RestartPolicy::NEVER) {
+        return bad(
+            "`--min-nnodes` restarts a job of several hosts: set `--nnodes`, and `--restarts` to \
+            at least 1"
+                .into(),
+        );
+    }
+    let of_replica = options.nnodes_per_replica;
+    let hosts = [*nnodes, options.min_nnodes.unwrap_or(*nnodes)];
+    if of_replica == 0 || hosts.iter().any(|hosts| !hosts.is_multiple_of(of_replica)) {
+        return bad(format!(
+            "`--nnodes-per-replica` is {of_replica}: `--nnodes` and `--min-nnodes` must be \
+            multiples of it"
+        ));
+    }
     Topology::of(options)?;
     if options.has_topology() && *nnodes == 1 {
         return bad("`--topology` orders several hosts: set `--nnodes`, or leave it out".into());
@@ -228,6 +243,41 @@ mod tests {
             (meet(Some("leaf3")), meet(Some("")), meet(None)),
             (true, false, false)
         );
+    }
+
+    #[rstest]
+    #[case(4, 0, 2, 1)]
+    #[case(1, 3, 1, 1)]
+    #[case(4, 3, 0, 1)]
+    #[case(4, 3, 5, 1)]
+    #[case(4, 3, 2, 0)]
+    #[case(4, 3, 1, 2)]
+    #[case(3, 3, 2, 2)]
+    fn numbers_of_hosts_that_cannot_train_are_refused(
+        #[case] nnodes: usize,
+        #[case] restarts: usize,
+        #[case] min_nnodes: usize,
+        #[case] of_replica: usize,
+    ) {
+        let options = LaunchOptions::new(2, vec!["true".into()])
+            .with_nodes(nnodes, 0)
+            .with_master(Some("host".into()), Some(5))
+            .with_restart(RestartPolicy::new(restarts))
+            .with_min_nodes(Some(min_nnodes))
+            .with_nodes_per_replica(of_replica);
+        assert!(matches!(
+            master(&options),
+            Err(LaunchError::BadOptions { .. })
+        ));
+    }
+
+    #[test]
+    fn a_multiple_of_the_hosts_of_a_replica_trains() {
+        let options = LaunchOptions::new(8, vec!["true".into()])
+            .with_nodes(6, 0)
+            .with_min_nodes(Some(2))
+            .with_nodes_per_replica(2);
+        assert_eq!(options.world_sizes(), [48, 32, 16]);
     }
 
     #[test]

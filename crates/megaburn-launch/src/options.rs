@@ -53,6 +53,8 @@ pub struct LaunchOptions {
     /// place first. `None`: those that Slurm has set in `SLURM_TOPOLOGY_ADDR`, if the launchers
     /// meet anyway. An empty path: none.
     pub topology: Option<String>,
+    /// The number of hosts that hold a replica of the model together: a multiple of it trains.
+    pub nnodes_per_replica: usize,
     /// Whether a debugger writes what the threads of a rank call that does not end after the others
     /// lost it, before it is ended.
     pub hang_stacks: bool,
@@ -87,6 +89,7 @@ impl LaunchOptions {
             restart: RestartPolicy::NEVER,
             restart_in_place: false,
             min_nnodes: None,
+            nnodes_per_replica: 1,
             hang_stacks: false,
             topology: None,
             spares: 0,
@@ -181,10 +184,19 @@ impl LaunchOptions {
         }
     }
 
-    /// Lets the others train on after hosts were lost, as long as this number is left. Hosts that come back
-    /// are taken in at the end of a step. Ranks are restarted in place for both, if their program takes part.
+    /// Lets the others train on after hosts were lost, as long as this number is left. Hosts that
+    /// come back are taken in at the end of a step. Ranks are restarted in place for both, if their
+    /// program takes part.
     pub fn with_min_nodes(self, min_nnodes: Option<usize>) -> Self {
         Self { min_nnodes, ..self }
+    }
+
+    /// Sets the number of hosts that hold a replica of the model together.
+    pub fn with_nodes_per_replica(self, nnodes_per_replica: usize) -> Self {
+        Self {
+            nnodes_per_replica,
+            ..self
+        }
     }
 
     /// Sets where this host is in the network, by which hosts are ordered: the names of the switches
@@ -241,7 +253,10 @@ impl LaunchOptions {
     pub(crate) fn world_sizes(&self) -> Vec<usize> {
         let least = self.min_nnodes.unwrap_or(self.nnodes).max(1);
         let hosts = (least..=self.nnodes).rev();
-        hosts.map(|hosts| hosts * self.nproc).collect()
+        hosts
+            .filter(|hosts| hosts.is_multiple_of(self.nnodes_per_replica))
+            .map(|hosts| hosts * self.nproc)
+            .collect()
     }
 
     /// The port on which the launchers meet.

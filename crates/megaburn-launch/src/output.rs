@@ -5,7 +5,7 @@ use std::{
     collections::VecDeque,
     io::{self, BufRead, BufReader, Read, Write},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError, channel},
     },
@@ -54,7 +54,9 @@ pub(crate) struct Source {
 pub(crate) struct Streams {
     out: OutputQueue<Vec<u8>>,
     err: OutputQueue<Vec<u8>>,
-    logs: Option<Logs>,
+    /// The log files of the ranks of this attempt. Ranks that restart in place may have others than
+    /// before.
+    logs: Arc<Mutex<Option<Logs>>>,
     repeats: Arc<Repeats>,
 }
 
@@ -65,13 +67,18 @@ impl Streams {
         Ok(Self {
             out,
             err,
-            logs: None,
+            logs: Arc::default(),
             repeats: Arc::default(),
         })
     }
 
-    pub(crate) fn with_logs(self, logs: Option<Logs>) -> Self {
-        Self { logs, ..self }
+    /// Writes what ranks print into these files from now on.
+    pub(crate) fn set_logs(&self, logs: Option<Logs>) {
+        *self.lock_logs() = logs;
+    }
+
+    fn lock_logs(&self) -> MutexGuard<'_, Option<Logs>> {
+        self.logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes a message of the launcher itself.
@@ -88,7 +95,8 @@ impl Streams {
     /// prefix.
     fn pass_on(&self, from: &Source, line: Vec<u8>) {
         let rank = from.rank.load(Ordering::Relaxed);
-        if let Some(logs) = &self.logs {
+        let logs = self.lock_logs().clone();
+        if let Some(logs) = logs {
             logs.write(from.local_rank, line.clone());
         }
         if from.sink == Sink::Err && self.repeats.is_repeated(rank, &line) {
@@ -113,7 +121,8 @@ impl Streams {
 
     /// Waits until everything is written, as long as the output is being read.
     pub(crate) fn flush(&self) {
-        self.logs.iter().for_each(|logs| logs.flush(PATIENCE));
+        let logs = self.lock_logs().clone();
+        logs.iter().for_each(|logs| logs.flush(PATIENCE));
         self.out.flush(PATIENCE);
         self.err.flush(PATIENCE);
     }

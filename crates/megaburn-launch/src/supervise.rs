@@ -29,7 +29,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 const STOPPING: Duration = Duration::from_secs(10);
 /// Like [`SETTLE`], if a rank that runs waits for a restart once it has noticed the failure and closed
 /// its groups. If a rank hangs, all others wait for it, so the one that does not leave its groups
-/// within [`SETTLE`] is mostly the one that hangs.
+/// within [`SETTLE`] is usually the rank that hangs.
 const LEAVING: Duration = Duration::from_secs(10);
 
 /// The ranks of one attempt.

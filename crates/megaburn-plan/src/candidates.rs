@@ -76,11 +76,9 @@ impl Candidate {
         let model = alone.planned_model(&Layout::SINGLE)?;
         for layout in layouts(config, &model, gpus, gpu) {
             for micro_batch in MICRO_BATCHES {
-                if !config
-                    .train
-                    .global_batch
-                    .is_multiple_of(micro_batch * layout.dp)
-                {
+                let mut train = config.train.clone();
+                train.micro_batch = micro_batch;
+                if train.num_micro_batches(layout.dp).is_err() {
                     continue;
                 }
                 all.extend(schedules(layout.pp).into_iter().map(|schedule| Self {

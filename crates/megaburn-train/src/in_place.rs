@@ -68,7 +68,7 @@ impl InPlace {
             }
             if let Err(failed) = check(device) {
                 tracing::error!("rank {} cannot restart in place: {failed}", env.rank);
-                return ended;
+                return ended.and(Err(failed));
             }
             env = match launcher.wait(&env, reason) {
                 Some(env) => env,

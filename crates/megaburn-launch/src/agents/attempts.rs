@@ -15,7 +15,7 @@ use super::{
     formation::Formation,
     listener::Incoming,
     members::{Member, Members},
-    wire::{BEAT, Connection, FromAgent, FromCoordinator, Hello, SILENCE, Shape, Start},
+    wire::{BEAT, Connection, FromAgent, FromCoordinator, Hello, Shape, Start},
 };
 use crate::{
     launched::Launch,
@@ -91,6 +91,7 @@ impl Attempts {
                 next_beat = Instant::now() + BEAT;
                 self.send_all(&FromCoordinator::Beat);
                 self.drop_silent(&mut phase);
+                self.ask_again(phase);
             }
             match self.step(phase) {
                 Some(next) => phase = next,
@@ -104,7 +105,10 @@ impl Attempts {
     fn take(&mut self, id: usize, incoming: Incoming, phase: &mut Phase) {
         match incoming {
             Incoming::Hello(hello, connection) => self.admit(id, &hello, connection, phase),
-            Incoming::Lost(why) => self.lose(id, &why, phase),
+            Incoming::Lost { why, is_silent } => {
+                self.note_silence(id, is_silent);
+                self.lose(id, &why, phase);
+            }
             Incoming::Said(said) => {
                 if let Some(member) = self.members.by_id(id) {
                     member.last_sign = Instant::now();
@@ -207,7 +211,7 @@ impl Attempts {
     }
 
     /// A launcher's connection has ended, or it is silent.
-    fn lose(&mut self, id: usize, why: &str, phase: &mut Phase) {
+    pub(super) fn lose(&mut self, id: usize, why: &str, phase: &mut Phase) {
         let Some(member) = self.members.remove(id) else {
             return;
         };
@@ -225,22 +229,6 @@ impl Attempts {
                 signal: None,
             };
             self.add(outcome, phase);
-        }
-    }
-
-    fn drop_silent(&mut self, phase: &mut Phase) {
-        let is_silent = |member: &&Member| member.last_sign.elapsed() > SILENCE;
-        let silent: Vec<_> = self
-            .members
-            .all
-            .iter()
-            .filter(is_silent)
-            .map(|member| member.id)
-            .collect();
-        for id in silent {
-            self.formation.has_silent_host = true;
-            let why = format!("no sign of life for {} s", SILENCE.as_secs());
-            self.lose(id, &why, phase);
         }
     }
 
@@ -286,7 +274,11 @@ impl Attempts {
             }
             let why = match is_hopeless {
                 true => "node 0 has a process that does not end".to_string(),
-                false => format!("none came within {} s", waited.as_secs()),
+                false => format!(
+                    "none came within {} s; launchers meet if all have `--restarts`, `--spares` or \
+                    `--topology`",
+                    waited.as_secs()
+                ),
             };
             let ends = free.iter().map(|seat| RankEnd {
                 rank: self.formation.first_rank(*seat, self.options.nproc),
@@ -356,11 +348,7 @@ impl Attempts {
     /// Decides after the end of all ranks whether they are started again.
     fn decide(&mut self, lasted: Duration) -> Option<Phase> {
         if self.has_regrouped() {
-            self.attempt += 1;
-            self.cause = None;
-            return Some(Phase::Hosts {
-                since: Instant::now(),
-            });
+            return Some(self.begin_regrouped());
         }
         self.say_outcome();
         if !self.outcome.is_failure() || self.signal.is_some() {

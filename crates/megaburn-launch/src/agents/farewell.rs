@@ -65,7 +65,7 @@ impl Attempts {
         while !self.members.all.is_empty() {
             let left = until.saturating_duration_since(Instant::now());
             match self.incoming.recv_timeout(left) {
-                Ok((id, Incoming::Lost(_))) => drop(self.members.remove(id)),
+                Ok((id, Incoming::Lost { .. })) => drop(self.members.remove(id)),
                 Ok((_, Incoming::Hello(_, connection))) => {
                     // If this fails, it has gone.
                     let _ = connection.send(&end);

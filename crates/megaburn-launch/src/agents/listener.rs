@@ -13,13 +13,13 @@ use std::{
 
 use megaburn_collective::JobToken;
 
-use super::wire::{Connection, FromAgent, FromCoordinator, Hello, describe};
+use super::wire::{Connection, FromAgent, FromCoordinator, Hello, describe, is_silence};
 
 /// What arrives from a launcher, with the number of its connection.
 pub(super) enum Incoming {
     Hello(Hello, Connection),
     Said(FromAgent),
-    Lost(String),
+    Lost { why: String, is_silent: bool },
 }
 
 /// Listens at the address of the job if it is this host's own only, else on all interfaces.
@@ -58,8 +58,11 @@ pub(super) fn accept(
         };
         let (sender, token) = (sender.clone(), token.clone());
         let serve = move || {
-            let lost = serve(id, stream, &sender, &token).unwrap_or_else(|error| describe(&error));
-            let _ = sender.send((id, Incoming::Lost(lost)));
+            let (why, is_silent) = match serve(id, stream, &sender, &token) {
+                Ok(why) => (why, false),
+                Err(error) => (describe(&error), is_silence(&error)),
+            };
+            let _ = sender.send((id, Incoming::Lost { why, is_silent }));
         };
         // Without a thread the launcher is not served, and tries again.
         let _ = thread::Builder::new().name("agent".into()).spawn(serve);

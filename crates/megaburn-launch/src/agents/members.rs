@@ -141,10 +141,7 @@ impl Members {
 
     /// The number of hosts that can run ranks.
     pub(super) fn num_usable(&self) -> usize {
-        let is_usable = |member: &&Member| {
-            !member.is_unfit && (member.seat.is_some() || member.failures < REPEATED)
-        };
-        self.all.iter().filter(is_usable).count()
+        self.all.iter().filter(|member| !member.is_unfit).count()
     }
 
     /// The member with this seat.

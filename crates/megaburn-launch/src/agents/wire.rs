@@ -27,6 +27,7 @@ pub(super) struct Shape {
     nnodes: usize,
     nproc: usize,
     min_nnodes: Option<usize>,
+    nnodes_per_replica: usize,
     spares: usize,
     restarts: usize,
     restart_window_seconds: Option<u64>,
@@ -38,6 +39,7 @@ impl Shape {
             nnodes: options.nnodes,
             nproc: options.nproc,
             min_nnodes: options.min_nnodes,
+            nnodes_per_replica: options.nnodes_per_replica,
             spares: options.spares,
             restarts: options.restart.restarts,
             restart_window_seconds: options.restart.window.map(|window| window.as_secs()),
@@ -51,6 +53,10 @@ impl Shape {
                 ("--nnodes", Some(shape.nnodes as u64)),
                 ("--nproc", Some(shape.nproc as u64)),
                 ("--min-nnodes", shape.min_nnodes.map(|nnodes| nnodes as u64)),
+                (
+                    "--nnodes-per-replica",
+                    Some(shape.nnodes_per_replica as u64),
+                ),
                 ("--spares", Some(shape.spares as u64)),
                 ("--restarts", Some(shape.restarts as u64)),
                 ("--restart-window", shape.restart_window_seconds),
@@ -234,12 +240,18 @@ impl Reader {
     }
 }
 
+/// Whether a connection is lost because its other side gave no sign of life.
+pub(super) fn is_silence(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
+}
+
 /// Why a connection is lost, in plain words.
 pub(super) fn describe(error: &io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            format!("no sign of life for {} s", SILENCE.as_secs())
-        }
+        _ if is_silence(error) => format!("no sign of life for {} s", SILENCE.as_secs()),
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
             "it closed the connection".into()
         }

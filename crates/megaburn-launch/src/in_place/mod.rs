@@ -12,8 +12,9 @@
 //!                                       starts the others anew
 //! ```
 //!
-//! If the number of hosts is to change, the launcher sends `Regroup`: the rank saves at the end of a step,
-//! and then waits. If the ranks of another host have ended, it sends `Leave`: the rank ends its collectives, and waits.
+//! If the number of hosts is to change, the launcher sends `Regroup`: the rank saves at the end of a
+//! step, and then waits. If the ranks of another host have ended, it sends `Leave`: the rank ends its
+//! collectives, and waits.
 //!
 //! A rank that does not wait in time, or whose GPU has failed, ends as without this option, and is
 //! started anew. If the launcher closes the connection, a rank that waits ends with its error.

@@ -68,6 +68,7 @@ impl RestartInPlace {
                     ToRank::Regroup => asked.ask_to_regroup(),
                     ToRank::Leave => asked.ask_to_leave(),
                     ToRank::Restart(restart) => {
+                        asked.clear();
                         let Ok(()) = sender.send(restart) else { return };
                     }
                 }
@@ -88,14 +89,14 @@ impl RestartInPlace {
     }
 
     /// Waits until the launcher says how the ranks meet again, for a rank that was `env` until now. Its
-    /// groups must be closed. Its number and the number of all ranks may change. `None` if there is no restart: the process must
-    /// then end, with [`EXIT_PEER_FAILED`](crate::EXIT_PEER_FAILED) if it lost a peer.
+    /// groups must be closed. Its number and the number of all ranks may change. `None` if there is no
+    /// restart: the process must then end, with [`EXIT_PEER_FAILED`](crate::EXIT_PEER_FAILED) if it
+    /// lost a peer.
     ///
     /// From then on [`Launched::from_env`] describes the new attempt.
     pub fn wait(&mut self, env: &RankEnv, reason: WaitReason) -> Option<RankEnv> {
         send(&self.stream, &FromRank::Waits(reason)).ok()?;
         let restart = self.restarts.recv().ok()?;
-        self.requests.clear();
         Launched::set_later(LaterStart {
             attempt: restart.attempt,
             cause: restart.cause,

@@ -18,8 +18,8 @@ impl LauncherRequests {
     }
 
     /// Whether this rank is to end its collectives at once and then to
-    /// [wait](crate::RestartInPlace::wait): the ranks of another host have ended, which its connections may
-    /// not show.
+    /// [wait](crate::RestartInPlace::wait): the ranks of another host have ended, which its connections
+    /// may not show.
     pub fn leave(&self) -> bool {
         self.leave.load(Ordering::Relaxed)
     }

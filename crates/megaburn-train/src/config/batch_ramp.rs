@@ -12,12 +12,13 @@ use crate::error::TrainError;
 #[serde(default, deny_unknown_fields)]
 #[derive(JsonSchema)]
 pub struct BatchRampConfig {
-    /// Samples of the first steps, over all ranks: at most `train.global_batch`. It must be a
-    /// multiple of `train.micro_batch` times the data-parallel degree.
+    /// Samples of the first steps, over all ranks: at most `train.global_batch`. Without
+    /// `train.pad_batch`, it must be a multiple of `train.micro_batch` times the data-parallel degree.
     #[schemars(extend("minimum" = 1))]
     pub start: usize,
-    /// Samples by which the batch grows at a time. It must divide `train.global_batch - start`, and
-    /// be a multiple of `train.micro_batch` times the data-parallel degree.
+    /// Samples by which the batch grows at a time. It must divide `train.global_batch - start`
+    /// and, without `train.pad_batch`, be a multiple of `train.micro_batch` times the data-parallel
+    /// degree.
     #[schemars(extend("minimum" = 1))]
     pub increment: usize,
     /// Training samples over which the batch grows from `start` to `train.global_batch`.

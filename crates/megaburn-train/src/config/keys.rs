@@ -135,7 +135,8 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
         "train",
         "tune_products attention fused_linear_cross_entropy eval_interval log_interval \
          checkpoint_interval checkpoint_interval_minutes async_save check_replicas_interval \
-         straggler_interval gpu_health_interval rerun_non_finite log_num_zeros log_params_norm log_max_attention_logit keep_checkpoints keep_checkpoints_every \
+         straggler_interval gpu_health_interval rerun_non_finite log_num_zeros log_params_norm \
+         log_max_attention_logit pad_batch keep_checkpoints keep_checkpoints_every \
          keep_best_checkpoints local_checkpoint_dir checkpoint_replicas checkpoint_store \
          keep_stored_checkpoints timeout_seconds start_timeout_seconds save_timeout_seconds \
          load_timeout_seconds data_timeout_seconds eval_timeout_seconds step_timeout_seconds \

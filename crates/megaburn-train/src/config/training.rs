@@ -57,9 +57,9 @@ pub struct TrainingConfig {
     /// degree, unless `pad_batch` is set.
     #[schemars(extend("minimum" = 1))]
     pub global_batch: usize,
-    /// Whether ranks that cannot split `global_batch` evenly also compute samples that do not count:
-    /// of 8 samples, each of 3 ranks computes 3, and one of these 9 does not count. Not for models of
-    /// your own.
+    /// Whether ranks that cannot split `global_batch` evenly also compute samples that do not count.
+    /// Each rank computes the same number of micro-batches: with `micro_batch` 1, each of 3 ranks
+    /// computes 3 of 8 samples, and one of these 9 does not count. Not for models of your own.
     pub pad_batch: bool,
     /// `[train.batch_ramp]`: how the batch grows to `global_batch` over the first steps. Default:
     /// no ramp.

@@ -21,7 +21,7 @@ impl Reporter<'_> {
         };
         let next = match reason {
             StopReason::Step => "set a larger train.exit_at_step to continue",
-            StopReason::Regroup => "its ranks meet again",
+            StopReason::Regroup => "the ranks continue with another number of hosts",
             _ => "the same command resumes from there",
         };
         self.console.line(format!(

@@ -19,8 +19,8 @@ pub(super) struct Batch {
     pub(super) loss_mask_values: Option<Arc<[bool]>>,
     /// The inputs and labels of each multi-token-prediction depth.
     pub(super) ahead: Vec<MtpTargets>,
-    /// Lengths of the documents without padding; of an encoder-decoder model those of each row: the
-    /// encoder's and the decoder's.
+    /// Lengths of the documents of rows that count, without padding; of an encoder-decoder model the
+    /// lengths of each such row: the encoder's and the decoder's.
     pub(super) lens: Vec<usize>,
     /// The positions of the encoder, of an encoder-decoder model.
     pub(super) encoder: Option<EncoderRows>,

@@ -170,7 +170,10 @@ pub(super) fn batch(
     let documents = documents.map(PackedDocuments::new);
     let tokens = tensor(tokens);
     let labels = tensor(labels);
-    let lens = rows.iter().flat_map(|row| row.lens.clone()).collect();
+    // What rows that do not count hold is no work.
+    let counts = |row: &&PackedRow| row.labels.iter().any(|label| *label != IGNORED);
+    let lens = rows.iter().filter(counts);
+    let lens = lens.flat_map(|row| row.lens.clone()).collect();
     let ranks = zigzag.ranks();
     let parallel = None;
     let encoded: Option<Vec<&Encoded>> = rows.iter().map(|row| row.encoded.as_ref()).collect();

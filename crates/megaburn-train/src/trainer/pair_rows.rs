@@ -41,8 +41,8 @@ impl Batch {
             all.map(label).collect()
         });
         let (tokens, labels): (Vec<Vec<i64>>, Vec<Vec<i64>>) = (tokens.collect(), labels.collect());
-        let counted = labels.iter().flatten().filter(|label| **label != IGNORED);
-        let counted = counted.count();
+        let num_counted = labels.iter().flatten().filter(|label| **label != IGNORED);
+        let num_counted = num_counted.count();
         let held = |mask: &[bool]| {
             mask.iter()
                 .rposition(|is_text| *is_text)
@@ -50,7 +50,9 @@ impl Batch {
         };
         let encoder_held = samples.iter().map(|sample| held(&sample.enc_mask));
         let encoder_held: Vec<usize> = encoder_held.collect();
-        let pairs = samples.iter().zip(&encoder_held);
+        // What rows that do not count hold is no work.
+        let pairs = samples.iter().zip(&encoder_held).skip(counted.start);
+        let pairs = pairs.take(counted.len());
         let lens = pairs.flat_map(|(sample, encoder)| [*encoder, held(&sample.dec_mask)]);
         let encoder_len = samples.first().map_or(0, |sample| sample.text_enc.len());
         let is_padded = encoder_held.iter().any(|held| *held < encoder_len);
@@ -62,7 +64,7 @@ impl Batch {
             )),
             tokens: by_position(&tokens, device),
             labels: by_position(&labels, device),
-            counted,
+            counted: num_counted,
             loss_mask_values: None,
             ahead: Vec::new(),
             ranks: 1,
@@ -136,6 +138,6 @@ mod tests {
         assert_eq!(batch.encoder, Some(EncoderRows::new(5, None)));
         let no = IGNORED;
         assert_eq!(numbers(&batch.labels), [70, no, 71, no, 72, no, no, no]);
-        assert_eq!((batch.counted, batch.lens), (3, vec![5, 3, 5, 4]));
+        assert_eq!((batch.counted, batch.lens), (3, vec![5, 3]));
     }
 }

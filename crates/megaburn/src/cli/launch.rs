@@ -61,6 +61,10 @@ pub(super) struct LaunchArgs {
     /// empty path switches that off.
     #[arg(long, value_name = "PATH")]
     topology: Option<String>,
+    /// With --min-nnodes: the number of hosts that hold a replica of the model together, such as 2 for
+    /// tp8-pp2 on hosts of 8 GPUs. A multiple of it trains.
+    #[arg(long, value_name = "K", default_value_t = 1, requires = "min_nnodes")]
+    nnodes_per_replica: usize,
     /// Before a rank that hangs is ended, let a debugger (eu-stack or gdb, if it is installed) write what
     /// its threads call, into rank-N.stacks in --log-dir or the folder for temporary files.
     #[arg(long)]
@@ -93,6 +97,7 @@ impl LaunchArgs {
             .with_restart(RestartPolicy::new(self.restarts).with_window(window))
             .with_restart_in_place(self.restart_in_place)
             .with_min_nodes(self.min_nnodes)
+            .with_nodes_per_replica(self.nnodes_per_replica)
             .with_hang_stacks(self.hang_stacks)
             .with_topology(self.topology)
             .with_spares(self.spares)

@@ -114,6 +114,7 @@ fn who_does_not_show_the_runs_token_is_refused_while_the_run_lasts() {
         ControlMessage::Abort {
             by: 0,
             reason: "no".into(),
+            is_hang: false,
         },
         ControlMessage::Leave,
     ];

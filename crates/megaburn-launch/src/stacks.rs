@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use crate::{child::group_members, output::complain};
 
 /// The longest that a debugger may take for a rank. The process stands still meanwhile.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 /// How often the launcher looks whether it has ended.
 const LOOK: Duration = Duration::from_millis(20);
 

@@ -6,8 +6,9 @@
 
 `none` prints a line of the console at the end only. `all` has a line for every step, TensorBoard, CSV, Weights & Biases, Prometheus with a
 reader that asks every second, and norms of parameters and counts of zeros. `logs` is `all` without the last two, which are computed
-on the GPUs. `watch` has no logs, but compares the time of ranks every 50 steps and reads the health of GPUs. Runs alternate. A run's figure is the time from the end of its step WARM_UP to the end of its last one, by `wall_time`
-in metrics.jsonl, which every run writes.
+on the GPUs. `watch` has no logs, but compares the time of ranks every 50 steps and reads the health of GPUs.
+Runs alternate. A run's figure is the time from the end of its step WARM_UP to the end of its last one, by `wall_time` in metrics.jsonl,
+which every run writes.
 
 Writes OUT/logging_cost.md, with --save also a section on top of benches/results/logging_cost.md."""
 
@@ -66,6 +67,8 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/logging_cost"))
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
+    if "none" not in args.kinds or not set(args.kinds) <= set(KINDS):
+        parser.error(f"--kinds {','.join(args.kinds)}: choose `none` and others of {', '.join(KINDS)}")
     args.out.mkdir(parents=True, exist_ok=True)
     found = {kind: [] for kind in args.kinds}
     for number in range(args.rounds):

@@ -60,7 +60,7 @@ pub(crate) struct JobShape {
     pub(crate) pause_ms: u64,
     /// Whether ranks that only lost a peer restart in place.
     pub(crate) in_place: bool,
-    /// Settings of the run that differ from those of all cases.
+    /// Settings that this run adds to the common ones.
     pub(crate) sets: &'static [&'static str],
 }
 

@@ -46,7 +46,7 @@ pub struct LaunchOptions {
     /// part ([`RestartInPlace`](crate::RestartInPlace)). Their standard input is then a connection to
     /// the launcher.
     pub restart_in_place: bool,
-    /// With how many hosts ranks also train after hosts were lost; `None`: with [`Self::nnodes`] only.
+    /// The least number of hosts that train on after others were lost; `None`: all are needed.
     pub min_nnodes: Option<usize>,
     /// The names of the switches from the outermost one to the host's own, such as `spine1/leaf3`.
     /// Hosts under the same switch get consecutive node ranks, and spares near a lost host take its
@@ -55,8 +55,7 @@ pub struct LaunchOptions {
     pub topology: Option<String>,
     /// The number of hosts that hold a replica of the model together: a multiple of it trains.
     pub nnodes_per_replica: usize,
-    /// Whether a debugger writes what the threads of a rank call that does not end after the others
-    /// lost it, before it is ended.
+    /// Whether a debugger writes the stacks of a rank that hangs before the launcher ends it.
     pub hang_stacks: bool,
     /// The number of hosts beyond [`Self::nnodes`] that wait to replace one that fails. Each has its
     /// own launcher, with a `node_rank` from `nnodes` on.
@@ -205,7 +204,7 @@ impl LaunchOptions {
         Self { topology, ..self }
     }
 
-    /// Lets a debugger (`eu-stack` or `gdb`) write what the threads of a rank call that hangs, into
+    /// Lets a debugger (`eu-stack` or `gdb`) write the stacks of a rank that hangs into
     /// `rank-N.stacks` in [`Self::log_dir`] or the folder for temporary files.
     pub fn with_hang_stacks(self, hang_stacks: bool) -> Self {
         Self {

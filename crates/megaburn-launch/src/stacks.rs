@@ -1,4 +1,4 @@
-//! What the threads of a rank call that does not answer, as a debugger shows it.
+//! The stacks of a rank that does not answer, as a debugger shows them.
 
 use std::{
     env,
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How often the launcher looks whether it has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Writes what the threads of a rank call into a file, and says where it is.
+/// Writes the stacks of a rank into a file, and says where it is.
 pub(crate) fn write(rank: usize, group: Pid, folder: Option<&Path>) {
     let path = match folder {
         Some(folder) => folder.join(format!("rank-{rank}.stacks")),
@@ -47,7 +47,7 @@ fn write_to(path: &PathBuf, group: Pid) -> Result<(), String> {
     Ok(())
 }
 
-/// Lets the first debugger that is installed write the calls of a process.
+/// Lets the first debugger that is installed write the stacks of a process.
 fn run_debugger(pid: Pid, to: &File) -> Result<(), String> {
     let number = pid.to_string();
     let of_gdb = "thread apply all backtrace 40";

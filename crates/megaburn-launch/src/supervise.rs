@@ -241,7 +241,7 @@ impl<'a> Supervisor<'a> {
         self.plan = Plan::Kill(Instant::now() + self.options.grace);
     }
 
-    /// Writes the calls of ranks that hang: those that still run although the others only lost them.
+    /// Writes the stacks of ranks that hang: the ones that still run after all others lost a peer.
     fn write_stacks(&self) {
         let hangs = self.ends.iter().all(|(_, by, _)| by.is_echo());
         if !self.options.hang_stacks || !hangs || self.ends.is_empty() || self.signal.is_some() {

@@ -18,7 +18,7 @@ impl Topology {
     /// The path in the options, or else the one that Slurm has set.
     ///
     /// # Errors
-    /// The path in the options is none.
+    /// The path in the options is invalid.
     pub(crate) fn of(options: &LaunchOptions) -> Result<Self, LaunchError> {
         match &options.topology {
             Some(path) => Self::parse(path).map_err(|why| LaunchError::BadOptions { why }),
@@ -128,7 +128,7 @@ mod tests {
     #[case("spine1/", "`spine1/leaf3`")]
     #[case("spine 1", "without spaces")]
     #[case(&"s".repeat(1001), "1001 bytes")]
-    fn a_path_that_is_none_is_refused(#[case] text: &str, #[case] said: &str) {
+    fn an_invalid_path_is_refused(#[case] text: &str, #[case] said: &str) {
         let options = LaunchOptions::new(1, vec!["true".into()]).with_topology(Some(text.into()));
         let why = Topology::of(&options).unwrap_err().to_string();
         assert!(why.contains("`--topology`") && why.contains(said), "{why}");

@@ -70,7 +70,7 @@ pub fn pretrain(
     let in_place = InPlace::enroll(env.as_ref(), is_possible, &mut stops);
     let mut kept: Option<Arc<RunData>> = None;
     in_place.run(env, &device, &stops, |env, is_restart| {
-        // The number of ranks may be another one.
+        // The number of ranks may have changed.
         let world = env.as_ref().filter(|_| is_restart);
         let layout = match world {
             Some(env) => config.layout_on(devices, Some(env.world_size))?,

@@ -23,7 +23,7 @@ fn a_padded_batch_trains_as_on_one_rank(
             "model.family=mixtral model.layers=2 model.hidden=16 model.heads=4 model.kv_heads=2"
                 .into(),
             "model.ffn=24 model.experts.num=6 data.seq_len=16".into(),
-            // The loss of a micro-batch depends on what is in it, so only one over the batch.
+            // A loss over micro-batches depends on how ranks split the batch, so it is off.
             "moe.global_aux_loss=0.02 moe.seq_aux_loss=0.01 moe.z_loss=0.001".into(),
         ];
         let sets = sets.iter().flat_map(|sets| sets.split(' '));

@@ -65,7 +65,7 @@ impl<'a> Hosts<'a> {
             "model.family=faulty",
         ];
         sets.extend(folder.as_deref());
-        // The number of data-parallel ranks follows that of all ranks.
+        // The layout leaves the data-parallel size open: it follows the number of ranks.
         let train = self.run.args("tp1", STEPS, &sets);
         args.extend(train.iter().map(String::as_str));
         Ranks::command(&args)

@@ -294,7 +294,7 @@ impl Attempts {
         self.has_started = true;
         self.outcome = Outcome::default();
         let nnodes = seats.len();
-        // Hosts with a seat that are left out have no ranks that could end.
+        // A host that has a seat may be left out: it then has no ranks to wait for.
         let seated = self.members.all.iter_mut();
         let seated = seated.filter(|member| member.seat.is_some());
         seated.for_each(|member| member.ended = Some(Outcome::default()));
@@ -319,17 +319,17 @@ impl Attempts {
             let seat = member.seat.filter(|seat| *seat != member.node)?;
             Some(format!("{} runs the ranks of node {seat}", member.name()))
         });
-        let mut replaced: Vec<_> = replaced.collect();
-        replaced.extend(self.members.order.take_news());
+        let mut news: Vec<_> = replaced.collect();
+        news.extend(self.members.order.take_news());
         if nnodes < self.options.nnodes {
             let all = self.options.nnodes;
-            replaced.push(format!("{nnodes} of {all} hosts train until others come"));
+            news.push(format!("{nnodes} of {all} hosts train until others come"));
         }
         self.formation = Formation {
             seats,
             ..Formation::default()
         };
-        replaced.iter().for_each(|text| self.say(text));
+        news.iter().for_each(|text| self.say(text));
         Some(Phase::Ranks {
             since: Instant::now(),
             end_at: None,

@@ -1,4 +1,4 @@
-//! How many hosts run the ranks of an attempt.
+//! Which hosts run the ranks of an attempt.
 
 /// The hosts of an attempt.
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ pub(super) struct SeatOrder {
     places: BTreeMap<usize, Topology>,
     /// These seats in order.
     seats: Vec<usize>,
-    /// What is to be said about the order.
+    /// A line about the order that launchers have not printed yet.
     news: Option<String>,
 }
 
@@ -39,7 +39,7 @@ impl SeatOrder {
         of_seat.map_or(0, |of_seat| of_seat.num_common(place))
     }
 
-    /// What is to be said about the order, once.
+    /// Takes the line about the order that launchers have not printed yet.
     pub(super) fn take_news(&mut self) -> Option<String> {
         self.news.take()
     }

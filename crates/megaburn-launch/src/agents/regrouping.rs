@@ -43,7 +43,7 @@ impl Attempts {
         hosts - hosts % self.options.nnodes_per_replica
     }
 
-    /// Asks ranks to save and to wait, if more hosts are there than run ranks.
+    /// Asks ranks to save and to wait, if more hosts are available than run ranks.
     pub(super) fn regroup_if_more(&mut self) {
         let all = self.options.nnodes;
         let running = self.formation.seats.len();

@@ -62,7 +62,7 @@ pub fn train_task<T: TrainTask>(
     let in_place = InPlace::enroll(env.as_ref(), true, &mut stops);
     let mut kept: Option<Arc<DataOf<T>>> = None;
     in_place.run(env, &device, &stops, |env, is_restart| {
-        // The number of ranks may be another one.
+        // The number of ranks may have changed.
         let world = env.as_ref().filter(|_| is_restart);
         let layout = match world {
             Some(env) => {

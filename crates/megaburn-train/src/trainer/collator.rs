@@ -170,7 +170,7 @@ pub(super) fn batch(
     let documents = documents.map(PackedDocuments::new);
     let tokens = tensor(tokens);
     let labels = tensor(labels);
-    // What rows that do not count hold is no work.
+    // Rows that do not count are no work.
     let counts = |row: &&PackedRow| row.labels.iter().any(|label| *label != IGNORED);
     let lens = rows.iter().filter(counts);
     let lens = lens.flat_map(|row| row.lens.clone()).collect();

@@ -50,7 +50,7 @@ impl Batch {
         };
         let encoder_held = samples.iter().map(|sample| held(&sample.enc_mask));
         let encoder_held: Vec<usize> = encoder_held.collect();
-        // What rows that do not count hold is no work.
+        // Rows that do not count are no work.
         let pairs = samples.iter().zip(&encoder_held).skip(counted.start);
         let pairs = pairs.take(counted.len());
         let lens = pairs.flat_map(|(sample, encoder)| [*encoder, held(&sample.dec_mask)]);

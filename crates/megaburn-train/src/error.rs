@@ -178,9 +178,9 @@ pub enum TrainError {
     #[error("--ranks {ranks} is given, but a launcher started {world_size} ranks: remove the flag")]
     RanksUnderLauncher { ranks: usize, world_size: usize },
     #[error(
-        "the run must also fit on {ranks} ranks, with which `megaburn launch --min-nnodes` may restart \
-        it, but there: {why}. Leave the data-parallel size of the layout open, set train.pad_batch=true \
-        for a batch that {ranks} ranks cannot split, or raise `--min-nnodes`"
+        "the run must also fit a world size of {ranks}, with which `megaburn launch --min-nnodes` may \
+        restart it, but there: {why}. Leave the data-parallel size of the layout open, set \
+        train.pad_batch=true for a batch that these ranks cannot split, or raise `--min-nnodes`"
     )]
     NotOnFewerRanks { ranks: usize, why: Box<TrainError> },
     #[error(

@@ -39,8 +39,14 @@ impl<'a> Hosts<'a> {
         self.have_folders.then_some(folder)
     }
 
-    /// Starts the launcher of a host. Steps take some time, so that the run does not end too soon.
+    /// Starts the launcher of a host. The layout leaves the data-parallel size open: it follows the
+    /// number of ranks.
     fn start(&self, node: &str) -> Ranks {
+        self.start_layout(node, "tp1")
+    }
+
+    /// Starts the launcher of a host. Steps take some time, so that the run does not end too soon.
+    fn start_layout(&self, node: &str, layout: &str) -> Ranks {
         let faults = format!("FAULT_FOLDER={}", self.run.path("faults").display());
         let host = format!("MEGABURN_HOST=host-{node}");
         let [master, agents] = &self.ports;
@@ -65,8 +71,7 @@ impl<'a> Hosts<'a> {
             "model.family=faulty",
         ];
         sets.extend(folder.as_deref());
-        // The layout leaves the data-parallel size open: it follows the number of ranks.
-        let train = self.run.args("tp1", STEPS, &sets);
+        let train = self.run.args(layout, STEPS, &sets);
         args.extend(train.iter().map(String::as_str));
         Ranks::command(&args)
     }
@@ -151,4 +156,19 @@ fn a_lost_host_does_not_end_the_run_and_joins_when_it_is_back(
         let difference = (found.loss - expected.loss).abs();
         assert!(difference < 1e-3, "step {}: {difference}", found.step);
     }
+}
+
+#[test]
+fn a_run_that_does_not_fit_on_fewer_hosts_is_refused_at_its_start() {
+    let run = Run::new();
+    let hosts = Hosts::new(&run, false);
+    let mut both = ["0", "1"].map(|node| hosts.start_layout(node, "dp2"));
+    let deadline = Instant::now() + PATIENCE;
+    for host in &mut both {
+        let ended = host.wait(0, deadline);
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        let said = "must also fit a world size of 1";
+        assert!(ended.stderr.contains(said), "{ended:?}");
+    }
+    assert!(run.steps().is_empty());
 }

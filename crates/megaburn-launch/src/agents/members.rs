@@ -208,7 +208,7 @@ impl Members {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use megaburn_collective::JobToken;
 
     use super::*;
@@ -228,8 +228,13 @@ mod tests {
     }
 
     fn join_at(members: &mut Members, node: usize, path: &str) -> Result<(), String> {
+        members.join(node, &hello(node, path), None, Instant::now())
+    }
+
+    /// What the launcher with a node rank says first, on a host at a place in the network.
+    pub(in crate::agents) fn hello(node: usize, path: &str) -> Hello {
         let options = LaunchOptions::new(1, vec!["true".into()]).with_nodes(2, node);
-        let hello = Hello {
+        Hello {
             token: JobToken::default(),
             node,
             host: format!("host-{node}"),
@@ -237,8 +242,7 @@ mod tests {
             launcher: format!("launcher-{node}"),
             topology: Topology::parse(path).unwrap(),
             started: None,
-        };
-        members.join(node, &hello, None, Instant::now())
+        }
     }
 
     fn nodes_of_seats(members: &Members) -> Vec<Option<usize>> {

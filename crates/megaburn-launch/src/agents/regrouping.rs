@@ -108,3 +108,145 @@ impl Attempts {
         self.formation.is_regrouping && signal.is_none() && waits && ends.len() == ranks
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, atomic::AtomicBool, mpsc::channel};
+
+    use megaburn_collective::JobToken;
+
+    use super::*;
+    use crate::{
+        agents::{
+            formation::Formation,
+            members::{Members, tests::hello},
+            wire::Shape,
+        },
+        launched::Launch,
+        options::LaunchOptions,
+        restart::Restarts,
+        verdict::RankEnd,
+    };
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    /// A job of four hosts with a rank each, of which `least` and whole replicas of `of_replica` train.
+    /// Only the hosts `nodes` are there, after all had their seats.
+    fn attempts(least: usize, of_replica: usize, nodes: &[usize]) -> Attempts {
+        let options = LaunchOptions::new(1, vec!["true".into()]);
+        let options = options
+            .with_nodes(4, 0)
+            .with_min_nodes(Some(least))
+            .with_nodes_per_replica(of_replica);
+        let mut attempts = Attempts {
+            members: Members::new(options.nnodes),
+            restarts: Restarts::new(options.restart),
+            shape: Shape::of(&options),
+            options,
+            addr: "host-0".into(),
+            port: 29_500,
+            token: JobToken::default(),
+            launch: Launch::begin().unwrap(),
+            incoming: channel().1,
+            attempt: 0,
+            formation: Formation::default(),
+            outcome: Outcome::default(),
+            cause: None,
+            signal: None,
+            is_over: Arc::new(AtomicBool::new(false)),
+            has_started: true,
+        };
+        (0..4).for_each(|node| join(&mut attempts, node));
+        attempts.members.seat(false);
+        let lost = (0..4).filter(|node| !nodes.contains(node));
+        lost.for_each(|node| drop(attempts.members.remove(node)));
+        attempts
+    }
+
+    fn join(attempts: &mut Attempts, node: usize) {
+        let now = Instant::now();
+        let joined = attempts.members.join(node, &hello(node, ""), None, now);
+        joined.unwrap();
+    }
+
+    /// The seats whose hosts start after this time.
+    fn start(attempts: &mut Attempts, waited: Duration) -> Option<Vec<usize>> {
+        let free = attempts.members.seat(true);
+        attempts.seats_to_start(&free, waited)
+    }
+
+    #[test]
+    fn a_restart_waits_for_a_lost_host_unless_it_is_silent() {
+        let mut attempts = attempts(2, 1, &[0, 1, 3]);
+        assert_eq!(start(&mut attempts, REJOIN / 2), None);
+        assert_eq!(start(&mut attempts, REJOIN), Some(vec![0, 1, 3]));
+        attempts.formation.has_silent_host = true;
+        assert_eq!(start(&mut attempts, Duration::ZERO), Some(vec![0, 1, 3]));
+    }
+
+    #[test]
+    fn a_job_that_begins_waits_longer_for_all_hosts() {
+        let mut attempts = attempts(2, 1, &[0, 1, 3]);
+        attempts.has_started = false;
+        assert_eq!(start(&mut attempts, FIRST / 2), None);
+        join(&mut attempts, 2);
+        let all = start(&mut attempts, Duration::ZERO);
+        assert_eq!(all, Some(vec![0, 1, 2, 3]));
+    }
+
+    #[test]
+    fn too_few_hosts_do_not_start_nor_any_without_the_first_one() {
+        assert_eq!(start(&mut attempts(3, 1, &[0, 2]), LONG), None);
+        assert_eq!(start(&mut attempts(1, 1, &[1, 2, 3]), LONG), None);
+        assert_eq!(start(&mut attempts(1, 1, &[0]), LONG), Some(vec![0]));
+    }
+
+    #[test]
+    fn whole_replicas_start() {
+        assert_eq!(
+            start(&mut attempts(2, 2, &[0, 1, 3]), LONG),
+            Some(vec![0, 1])
+        );
+        assert_eq!(start(&mut attempts(2, 2, &[0]), LONG), None);
+    }
+
+    #[test]
+    fn ranks_are_asked_once_and_only_if_more_of_them_can_train() {
+        let mut attempts = attempts(2, 2, &[0, 1]);
+        attempts.formation.seats = start(&mut attempts, LONG).unwrap();
+        join(&mut attempts, 2);
+        attempts.regroup_if_more();
+        assert!(!attempts.formation.is_regrouping, "half of a replica");
+        join(&mut attempts, 3);
+        attempts.members.by_id(3).unwrap().is_unfit = true;
+        attempts.regroup_if_more();
+        assert!(!attempts.formation.is_regrouping, "an unfit host");
+        attempts.members.by_id(3).unwrap().is_unfit = false;
+        attempts.regroup_if_more();
+        assert!(attempts.formation.is_regrouping);
+    }
+
+    #[test]
+    fn a_regrouping_is_no_failure_unless_a_rank_failed_meanwhile() {
+        let mut attempts = attempts(1, 1, &[0, 1]);
+        attempts.formation.seats = vec![0, 1];
+        attempts.formation.is_regrouping = true;
+        let end = |rank, by| RankEnd {
+            rank,
+            by,
+            told: false,
+            last_words: Vec::new(),
+        };
+        attempts.outcome.ends = vec![end(0, EndedBy::LostPeer)];
+        assert!(!attempts.has_regrouped(), "a rank still runs");
+        attempts.outcome.ends.push(end(1, EndedBy::Code(3)));
+        assert!(!attempts.has_regrouped());
+        attempts.outcome.ends[1].by = EndedBy::LostPeer;
+        assert!(attempts.has_regrouped());
+        let Phase::Hosts { .. } = attempts.begin_regrouped() else {
+            panic!("it waits for hosts");
+        };
+        assert_eq!(attempts.attempt, 1);
+        assert!(!attempts.outcome.is_failure());
+    }
+}

@@ -6,7 +6,7 @@
 
 `none` prints a line of the console at the end only. `all` has a line for every step, TensorBoard, CSV, Weights & Biases, Prometheus with a
 reader that asks every second, and norms of parameters and counts of zeros. `logs` is `all` without the last two, which are computed
-on the GPUs. `watch` has no logs, but compares the time of ranks every 50 steps and reads the health of GPUs.
+on the GPUs. `watch` has no logs, but compares the time of ranks and reads the health of GPUs, as is the default; the others do not.
 Runs alternate. A run's figure is the time from the end of its step WARM_UP to the end of its last one, by `wall_time` in metrics.jsonl,
 which every run writes.
 
@@ -18,9 +18,10 @@ from section import facts, write
 
 WARM_UP = 10
 LOGS = ["train.log_interval=1", "log.tensorboard=true", "log.csv=true", "log.wandb=true", "log.prometheus_port=9423"]
-KINDS = {"none": ["train.log_interval=1000000"], "logs": LOGS,
-         "all": LOGS + ["train.log_params_norm=true", "train.log_num_zeros=true"],
-         "watch": ["train.log_interval=1000000", "train.straggler_interval=50", "train.gpu_health_interval=10"]}
+UNWATCHED = ["train.straggler_interval=0", "train.gpu_health_interval=0"]
+KINDS = {"none": UNWATCHED + ["train.log_interval=1000000"], "logs": UNWATCHED + LOGS,
+         "all": UNWATCHED + LOGS + ["train.log_params_norm=true", "train.log_num_zeros=true"],
+         "watch": ["train.log_interval=1000000"]}
 
 
 def read_prometheus(stopped, counts):

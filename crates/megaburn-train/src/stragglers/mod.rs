@@ -4,6 +4,7 @@
 //! `train.straggler_interval` steps rank 0 compares the times of all ranks by a [`rule`].
 
 mod gpu;
+mod gpu_times;
 mod rule;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -17,6 +18,9 @@ use gpu::GpuProbe;
 pub(crate) use rule::Straggler;
 use rule::{Comparison, WindowWork};
 
+/// GPUs multiply matrices again after steps that took this many seconds: a 500th of the time of an H100.
+const BETWEEN_PRODUCTS: f64 = 2.0;
+
 /// Measures a rank's steps, and on rank 0 compares those of all ranks.
 #[derive(Debug)]
 pub(crate) struct Stragglers {
@@ -25,6 +29,8 @@ pub(crate) struct Stragglers {
     /// The steps since the last comparison: their durations and the work of their parts.
     steps: Vec<(f64, BTreeMap<&'static str, f64>)>,
     gpu: Option<GpuProbe>,
+    /// The seconds of the steps since the GPU multiplied its matrices.
+    since_products: f64,
     place: RankPlace,
     has_gpus: bool,
     /// Whether no other rank computes on this rank's GPU.
@@ -65,6 +71,7 @@ impl Stragglers {
             interval: if is_alone { 0 } else { interval },
             steps: Vec::new(),
             gpu: None,
+            since_products: 0.0,
             place: RankPlace {
                 host: host_name(),
                 gpu,
@@ -121,7 +128,13 @@ impl Stragglers {
             return Ok(Vec::new());
         }
         let steps = std::mem::take(&mut self.steps);
-        let gpu = self.gpu.as_ref().and_then(GpuProbe::seconds);
+        self.since_products += steps.iter().map(|step| step.0).sum::<f64>();
+        let is_due = self.since_products >= BETWEEN_PRODUCTS;
+        let gpu = self.gpu.as_ref().filter(|_| is_due);
+        let gpu = gpu.and_then(GpuProbe::seconds);
+        if is_due {
+            self.since_products = 0.0;
+        }
         let mine = WindowWork::of(&steps, gpu);
         let place = (!self.has_sent_place).then(|| self.place.clone());
         self.has_sent_place = true;

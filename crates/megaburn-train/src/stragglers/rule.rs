@@ -3,8 +3,9 @@
 //! Steps are compared in windows, by the time of a rank's own work without its waits in collectives.
 //! Of the steps of a window the lower quartile counts, because disturbances only add time. A rank is
 //! slow in a window if its time is at least 5% above the median of the times of the other ranks that
-//! do the same work, and a straggler if it is slow in every window of the last 50 steps. GPUs, which
-//! all multiply the same matrices, are compared with all others.
+//! do the same work, and a straggler if it is slow in as many windows in a row as always fit into 50
+//! steps. GPUs, which all multiply the same matrices, are compared with all others, in as many
+//! windows.
 //!
 //! Similar: NVIDIA Resiliency Extension's relative scores
 //! (`nvidia_resiliency_ext/attribution/straggler`), which also divide medians of a rank by those of
@@ -14,9 +15,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use super::gpu_times::{GpuTimes, GpuWindows};
+
 /// How much slower a straggler is, as a fraction of the work of the others.
 pub(super) const SLOWER: f64 = 0.05;
-/// The number of steps in whose windows a straggler is slow.
+/// A straggler is named within this number of steps.
 pub(super) const STEPS: u64 = 50;
 /// Of the times of a window, the one that counts.
 const QUICK: f64 = 0.25;
@@ -32,7 +35,7 @@ pub(super) struct WindowWork {
     pub(super) own: f64,
     /// The lower quartile of each part of it.
     pub(super) parts: BTreeMap<String, f64>,
-    /// The time that its GPU needs to multiply some matrices.
+    /// The time that its GPU needs to multiply some matrices, if that was measured.
     pub(super) gpu: Option<f64>,
 }
 
@@ -77,9 +80,10 @@ pub(super) struct Comparison {
     /// By rank: ranks with equal numbers do the same work.
     work: Vec<u64>,
     has_gpus: bool,
-    /// The number of windows in [`STEPS`] steps.
+    /// The number of windows that always fit into [`STEPS`] steps.
     num_windows: usize,
     windows: VecDeque<Vec<WindowWork>>,
+    gpus: GpuWindows,
     named: BTreeSet<(usize, bool)>,
 }
 
@@ -87,10 +91,13 @@ impl Comparison {
     /// For ranks with these numbers of the work that they do, which are compared every `interval`
     /// steps.
     pub(super) fn new(work: Vec<u64>, has_gpus: bool, interval: u64) -> Self {
+        // A rank may become slow within a window, which then does not count.
+        let num_windows = (STEPS / interval.max(1)).saturating_sub(1).max(1) as usize;
         Self {
+            gpus: GpuWindows::new(work.len(), num_windows),
             work,
             has_gpus,
-            num_windows: STEPS.div_ceil(interval.max(1)).max(1) as usize,
+            num_windows,
             windows: VecDeque::new(),
             named: BTreeSet::new(),
         }
@@ -102,6 +109,7 @@ impl Comparison {
         if self.windows.len() == self.num_windows {
             self.windows.pop_front();
         }
+        self.gpus.add(window.iter().map(|work| work.gpu));
         self.windows.push_back(window);
         if self.windows.len() < self.num_windows {
             return Vec::new();
@@ -118,11 +126,15 @@ impl Comparison {
     }
 
     fn is_slow(&self, rank: usize, is_gpu: bool) -> bool {
-        let slow = |window: &Vec<WindowWork>| match is_gpu {
-            true => self.excess_of_gpu(window, rank),
-            false => self.excess(window, rank),
-        };
-        let is_slow = |window| slow(window).is_some_and(|excess| excess >= SLOWER);
+        let is_slow = |excess: Option<f64>| excess.is_some_and(|excess| excess >= SLOWER);
+        if is_gpu {
+            let is_slow = |window| is_slow(excess_of_gpu(window, rank));
+            return self
+                .gpus
+                .last()
+                .is_some_and(|last| last.iter().all(is_slow));
+        }
+        let is_slow = |window: &Vec<WindowWork>| is_slow(self.excess(window, rank));
         self.windows.iter().all(is_slow)
     }
 
@@ -145,16 +157,6 @@ impl Comparison {
         (whole > 0.0).then(|| (window[rank].own - median) / whole)
     }
 
-    fn excess_of_gpu(&self, window: &[WindowWork], rank: usize) -> Option<f64> {
-        let others = window
-            .iter()
-            .enumerate()
-            .filter(|(other, _)| *other != rank);
-        let others: Vec<f64> = others.filter_map(|(_, work)| work.gpu).collect();
-        let own = window[rank].gpu?;
-        (others.len() > 1).then(|| own / quantile(others, 0.5) - 1.0)
-    }
-
     /// The other ranks that do the same work.
     fn others(&self, rank: usize) -> impl Iterator<Item = usize> {
         (0..self.work.len())
@@ -167,10 +169,12 @@ impl Comparison {
             quantile(self.windows.iter().filter_map(excess).collect(), 0.5)
         };
         if is_gpu {
+            let windows = self.gpus.last().into_iter().flatten();
+            let excess = windows.filter_map(|window| excess_of_gpu(window, rank));
             return Straggler {
                 rank,
                 part: "GPU".into(),
-                slower: over_windows(&|window| self.excess_of_gpu(window, rank)),
+                slower: quantile(excess.collect(), 0.5),
             };
         }
         let time_of = |work: &WindowWork, name: &str| work.parts.get(name).copied();
@@ -195,6 +199,15 @@ impl Comparison {
             slower: over_windows(&|window| self.excess(window, rank)),
         }
     }
+}
+
+/// How much longer a rank's GPU takes than the median of all others, as a fraction.
+fn excess_of_gpu(window: &GpuTimes, rank: usize) -> Option<f64> {
+    let others = window.iter().enumerate();
+    let others = others.filter_map(|(other, time)| time.filter(|_| other != rank));
+    let others: Vec<f64> = others.collect();
+    let own = window[rank]?;
+    (others.len() > 1).then(|| own / quantile(others, 0.5) - 1.0)
 }
 
 /// The value below which `part` of the values are; the mean of the two middle ones for the median of
@@ -253,8 +266,8 @@ mod tests {
                 .enumerate()
                 .filter(|it| !it.1.is_empty())
                 .collect();
-            let [(9, stragglers)] = named[..] else {
-                panic!("once, after five slow windows: {named:?}")
+            let [(8, stragglers)] = named[..] else {
+                panic!("once, after four slow windows: {named:?}")
             };
             assert_eq!((stragglers[0].rank, stragglers[0].part.as_str()), (2, part));
             assert!((stragglers[0].slower - 0.1).abs() < 0.03, "{stragglers:?}");
@@ -312,11 +325,17 @@ mod tests {
             gpu: Some(gpu),
             ..WindowWork::default()
         };
-        let windows = vec![[1.0, 1.01, 0.99, 1.08].map(work).to_vec(); 6];
-        let found = found(&[0, 1, 2, 3], &windows, true).concat();
-        assert_eq!(
-            (found[0].rank, found[0].part.as_str(), found.len()),
-            (3, "GPU", 1)
-        );
+        let window = [1.0, 1.01, 0.99, 1.08].map(work).to_vec();
+        let without = vec![WindowWork::default(); 4];
+        // Where steps are short, GPUs measure less often.
+        let often = vec![window.clone(); 6];
+        let seldom = vec![[without, window]; 6].concat();
+        for windows in [often, seldom] {
+            let found = found(&[0, 1, 2, 3], &windows, true).concat();
+            assert_eq!(
+                (found[0].rank, found[0].part.as_str(), found.len()),
+                (3, "GPU", 1)
+            );
+        }
     }
 }

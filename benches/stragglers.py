@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""After how many steps a rank is named whose processor is slow.
+
+    stragglers.py CONFIG --ranks 4 [--set KEY=VALUE].. [--megaburn './run megaburn'] [--save]
+    stragglers.py configs/llama-tiny.toml --ranks 3 --device cpu --set data.path=text.txt    # a trial without GPUs
+
+All ranks share a GPU. After 100 steps, in which nobody may be named, one of them has to share a processor core with three busy loops.
+
+Writes OUT/stragglers.md, with --save also a section on top of benches/results/logging_cost.md."""
+
+import argparse, json, os, pathlib, shlex, signal, subprocess, sys, tempfile, time
+
+from section import facts, write
+
+STEPS = 100
+BUSY = 3
+
+
+def lines(run):
+    found = []
+    path = run / "metrics.jsonl"
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+def last(run):
+    return max((line["step"] for line in lines(run) if "loss" in line), default=0)
+
+
+def named(run):
+    return [line for line in lines(run) if "straggler" in line]
+
+
+def process_of(rank, run):
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "environ").read_bytes().split(b"\0")
+            if f"RANK={rank}".encode() in words and str(run).encode() in (process / "cmdline").read_bytes():
+                return int(process.name)
+        except OSError:
+            pass
+    sys.exit(f"stragglers.py: rank {rank} has no process")
+
+
+def wait(what, launcher, condition, seconds):
+    until = time.monotonic() + seconds
+    while not condition():
+        if launcher.poll() is not None or time.monotonic() > until:
+            sys.exit(f"stragglers.py: no {what} in {seconds} s; the log is in OUT")
+        time.sleep(0.05)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--device", help="as in `megaburn train`")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--megaburn", type=shlex.split, default=["./run", "megaburn"])
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/stragglers"))
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    slow = args.ranks - 1
+    with tempfile.TemporaryDirectory(prefix="megaburn-stragglers-") as folder:
+        run = pathlib.Path(folder) / "run"
+        own = [f"run.dir={json.dumps(str(run))}", "train.log_interval=1", "train.steps=1000000", "train.eval_interval=0",
+               "train.checkpoint_interval=0", "train.checkpoint_interval_minutes=0", "generate.tokens=0"]
+        shared = [] if args.device == "cpu" else ["--ranks-per-gpu", args.ranks]
+        command = [*args.megaburn, "launch", "--nproc", args.ranks, *shared, "--", *args.megaburn, "train", "--config", args.config]
+        command += ["--layout", f"dp{args.ranks}"] + (["--device", args.device] if args.device else [])
+        command += [word for one in args.set + own for word in ("--set", one)]
+        with open(args.out / "log", "w") as log:
+            launcher = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        busy = []
+        try:
+            wait(f"step {STEPS}", launcher, lambda: last(run) >= STEPS, 300)
+            before, first = named(run), last(run)
+            core = str(max(os.sched_getaffinity(0)))
+            subprocess.run(["taskset", "-a", "-cp", core, str(process_of(slow, run))], stdout=subprocess.DEVNULL, check=True)
+            busy = [subprocess.Popen(["taskset", "-c", core, "sh", "-c", "while :; do :; done"]) for _ in range(BUSY)]
+            wait("straggler", launcher, lambda: len(named(run)) > len(before), 300)
+            found = named(run)[len(before)]
+        finally:
+            for loop in busy:
+                loop.kill()
+            launcher.send_signal(signal.SIGTERM)
+            try:
+                launcher.wait(60)
+            except subprocess.TimeoutExpired:
+                launcher.kill()
+    rows = ["| named before | slow from step | named at step | rank | section | slower |", "|---|---:|---:|---:|---|---:|",
+            f"| {len(before)} | {first} | {found['straggler']} | {found['rank']} | {found['section']} | {found['slower']:.0%} |"]
+    write(args, "stragglers", "logging_cost", f"a rank of {args.ranks} with a slow processor", "\n".join(rows) + "\n\n" + facts(args.ranks, args.device))
+
+
+if __name__ == "__main__":
+    main()

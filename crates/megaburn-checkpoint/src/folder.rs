@@ -15,6 +15,8 @@ use crate::{
 
 /// In the name of a checkpoint that was found damaged.
 pub(crate) const DAMAGED: &str = ".damaged-";
+/// In the name of a checkpoint that may hold wrong values.
+pub(crate) const SUSPECT: &str = ".suspect-";
 
 /// Moves every committed checkpoint from the folder `from` to the folder `to`, which must exist.
 /// Anything else in `from` stays, and so does a checkpoint that `to` already has.
@@ -40,7 +42,21 @@ pub fn move_checkpoints(from: &Path, to: &Path) -> Result<(), CheckpointError> {
 /// # Errors
 /// It cannot be renamed.
 pub fn set_aside_damaged(path: &Path) -> Result<PathBuf, CheckpointError> {
-    let aside = sibling_path(path, DAMAGED);
+    set_aside(path, DAMAGED)
+}
+
+/// Renames a checkpoint that may hold wrong values, because the memory of a rank failed before it
+/// was complete, to `step-XXXXXXXX.suspect-…`. Under that name it is neither loaded nor counted nor
+/// deleted. Returns its new path.
+///
+/// # Errors
+/// It cannot be renamed.
+pub fn set_aside_suspect(path: &Path) -> Result<PathBuf, CheckpointError> {
+    set_aside(path, SUSPECT)
+}
+
+fn set_aside(path: &Path, suffix: &str) -> Result<PathBuf, CheckpointError> {
+    let aside = sibling_path(path, suffix);
     fs::rename(path, &aside).during("move aside", path)?;
     sync_dir(parent(path))?;
     Ok(aside)

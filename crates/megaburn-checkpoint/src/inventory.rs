@@ -12,7 +12,7 @@ use crate::{
     error::CheckpointError,
     fault::{Fault, retried},
     fetched::is_fetched,
-    folder::{DAMAGED, checkpoint_step, entries},
+    folder::{DAMAGED, SUSPECT, checkpoint_step, entries},
     manifest::{MANIFEST, Manifest},
     owner::{is_abandoned, is_blank, is_of_run, pid_of},
     paths::{is_there, leftover_of},
@@ -33,6 +33,8 @@ pub enum CheckpointState {
     Unfinished,
     /// It was found damaged, and renamed ([`set_aside_damaged`](crate::set_aside_damaged)).
     SetAside,
+    /// It may hold wrong values, and was renamed ([`set_aside_suspect`](crate::set_aside_suspect)).
+    Suspect,
 }
 
 /// A checkpoint in a folder, or what remains of one.
@@ -52,8 +54,8 @@ pub struct ListedCheckpoint {
     pub saved: Option<SystemTime>,
 }
 
-/// The checkpoints in the folder `dir`, by step: committed ones, unfinished ones, and damaged ones
-/// that were set aside. Other folders are left out. Manifests and lengths of files are verified,
+/// The checkpoints in the folder `dir`, by step: committed ones, unfinished ones, and those that
+/// were set aside. Other folders are left out. Manifests and lengths of files are verified,
 /// hashes of files are not.
 ///
 /// # Errors
@@ -126,9 +128,14 @@ fn reason(error: &CheckpointError) -> String {
 
 /// The step and state of a folder that is not committed; `None` if a run did not make it.
 fn other_state(name: &str, path: &Path) -> Option<(u64, CheckpointState)> {
-    if let Some((of, suffix)) = name.rsplit_once(DAMAGED) {
-        pid_of(suffix)?;
-        return Some((checkpoint_step(of)?, CheckpointState::SetAside));
+    for (mark, state) in [
+        (DAMAGED, CheckpointState::SetAside),
+        (SUSPECT, CheckpointState::Suspect),
+    ] {
+        if let Some((of, suffix)) = name.rsplit_once(mark) {
+            pid_of(suffix)?;
+            return Some((checkpoint_step(of)?, state));
+        }
     }
     let (of, _) = leftover_of(name)?;
     let step = checkpoint_step(of)?;

@@ -42,7 +42,8 @@
 //! A run renames a refused checkpoint to `step-XXXXXXXX.damaged-…` ([`set_aside_damaged`]). Before
 //! [`save`] deletes an old checkpoint, it verifies the remaining ones that have not been read yet.
 //! A damaged one does not count towards the number to keep and is not deleted, and neither is one
-//! that another run or a conversion wrote.
+//! that another run or a conversion wrote. A run that finds that the memory of a rank failed renames
+//! the checkpoints which may hold wrong values ([`set_aside_suspect`]).
 //!
 //! When a rank reads a tensor, the bytes are checked against the manifest's hashes a second time.
 //! If a disk or server returns different bytes the second time, the error names the tensor, the
@@ -143,6 +144,7 @@ pub use fault::{may_pass, retried, retried_where};
 pub use find::find_latest;
 pub use folder::{
     checkpoint_path, checkpoint_step, checkpoints_of, move_checkpoints, set_aside_damaged,
+    set_aside_suspect,
 };
 pub use hf::{HfDir, HfEntry, HfTensor, HfView, HfWriteOptions, HfWritten, write_hf};
 pub use hosts::{check::check_folders, map::Hosts};

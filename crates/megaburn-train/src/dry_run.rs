@@ -17,6 +17,7 @@ use crate::{
     run::find_place,
     run_folder::names::CHECKPOINTS,
     trainer::{Reading, changes_since, check_model, check_reading, read_state},
+    trainer_core::none_is_suspect,
 };
 
 /// Checks everything that a start of this run checks before it trains: the configuration, the
@@ -86,10 +87,11 @@ fn resumed(
     model: &DecoderConfig,
     data: &RunData,
 ) -> Result<Option<Found>, TrainError> {
-    let latest = newest(&Path::new(&config.run.dir).join(CHECKPOINTS))?;
+    let checkpoints = Path::new(&config.run.dir).join(CHECKPOINTS);
+    let latest = newest(&checkpoints)?;
     let Some(checkpoint) = latest.checkpoint else {
         return match latest.refused.into_iter().next() {
-            None => Ok(None),
+            None => none_is_suspect(&checkpoints).map(|()| None),
             Some(refused) => Err(ResumeError::AllDamaged {
                 path: refused.path,
                 why: refused.why,

@@ -123,6 +123,7 @@ impl<T: RunTrainer> RankRun<'_, T> {
         };
         let train = &config.train;
         let gpu_health = GpuHealthReports::new(train.gpu_health_interval, world.rank(), gpu, index);
+        let compared = trainer.core().progress().step;
         TrainLoop {
             profiler: Profiler::new(config, spans)?,
             stragglers: Stragglers::new(train.straggler_interval, groups, gpu, ranks_per_gpu),
@@ -135,6 +136,7 @@ impl<T: RunTrainer> RankRun<'_, T> {
             state,
             saves: Saves::new(saved),
             stored,
+            compared,
             has_trained: false,
             pulse,
             // On GPUs the first step compiles kernels and times GEMMs, separately on each rank.

@@ -32,6 +32,13 @@ pub enum ResumeError {
     )]
     AllDamaged { path: PathBuf, why: String },
     #[error(
+        "all checkpoints of the run may hold wrong values, because the memory of a rank failed: the \
+        newest is `{}`. To use it all the same, remove `.suspect-..` from its name; or start anew with \
+        --fresh",
+        path.display()
+    )]
+    AllSuspect { path: PathBuf },
+    #[error(
         "the run has saved step {step}, but {place} has no checkpoint now; restore it, or start \
         anew with --fresh"
     )]

@@ -14,6 +14,7 @@
 mod not_finite;
 mod rollback;
 mod stragglers;
+mod suspects;
 
 use std::ops::ControlFlow;
 
@@ -49,6 +50,9 @@ pub(crate) struct TrainLoop<'a, T> {
     pub(crate) profiler: Profiler,
     pub(crate) stragglers: Stragglers,
     pub(crate) gpu_health: GpuHealthReports,
+    /// The last step whose state the ranks have compared; at first the step from which this start
+    /// continued.
+    pub(crate) compared: u64,
     /// Whether this start has done a step.
     pub(crate) has_trained: bool,
     /// Signals that this rank is alive, at each step.
@@ -189,6 +193,7 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         let train = &self.config.train;
         if due(metrics.step, train.check_replicas_interval) {
             self.trainer.core_mut().check_state()?;
+            self.compared = metrics.step;
         }
         let written = self.saves.advance(&self.trainer)?;
         self.record_saved(written)?;
@@ -227,6 +232,7 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         if let Err(lost) = self.finish_uploads() {
             tracing::warn!("{lost}");
         }
+        self.set_aside_suspects(&error);
         Err(error)
     }
 

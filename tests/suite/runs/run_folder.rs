@@ -235,6 +235,34 @@ fn whole_checkpoints_are_kept() {
     assert_eq!(ended(&run, 8, &[]).code, Some(0));
 }
 
+/// Those that may hold wrong values are as if they were not there, but no run starts anew because of
+/// it.
+#[test]
+fn a_run_continues_from_a_checkpoint_that_is_not_suspect_and_from_nothing_else() {
+    let run = Run::new();
+    let sets = ["train.checkpoint_interval=2"];
+    assert_eq!(ended(&run, 4, &sets).code, Some(0));
+    let at = |name: &str| run.checkpoints().join(name);
+    let suspect = "step-00000004.suspect-1f-2a";
+    fs::rename(at("step-00000004"), at(suspect)).unwrap();
+    let older = ended(&run, 5, &sets);
+    assert_eq!(older.code, Some(0), "{older:#?}");
+    assert!(format!("{older:?}").contains("after step 2"), "{older:#?}");
+    for step in [2, 4, 5] {
+        // Those of this start are not read any more.
+        let _ = fs::remove_dir_all(at(&format!("step-{step:08}")));
+    }
+    for arg in [None, Some("--dry-run")] {
+        let mut args = run.args("tp1", 6, &sets);
+        args.extend(arg.map(String::from));
+        let refused = Ranks::threads(&args).wait_all().remove(0);
+        assert_eq!(refused.code, Some(2), "{refused:#?}");
+        assert!(refused.stderr.contains(suspect), "{refused:#?}");
+    }
+    fs::rename(at(suspect), at("step-00000004")).unwrap();
+    assert_eq!(ended(&run, 6, &sets).code, Some(0));
+}
+
 /// A run that is killed in its last evaluation has already saved; on resume it only runs the
 /// evaluation.
 #[test]

@@ -152,6 +152,23 @@ impl StoreWriter {
         Ok(())
     }
 
+    /// Deletes the run's checkpoints from step `step` on, and returns their steps.
+    ///
+    /// # Errors
+    /// The store cannot be listed or written, or another start has taken over.
+    pub fn delete_since(&self, step: u64) -> Result<Vec<u64>, CheckpointError> {
+        let all = self.store.list()?;
+        let own = all
+            .iter()
+            .filter(|stored| stored.step >= step && self.is_own(stored));
+        let mut deleted = Vec::new();
+        for stored in own {
+            self.delete(stored)?;
+            deleted.push(stored.step);
+        }
+        Ok(deleted)
+    }
+
     /// Deletes a checkpoint of the run: first the manifest, last the mark.
     pub(crate) fn delete(&self, stored: &StoredCheckpoint) -> Result<(), CheckpointError> {
         self.check_start()?;

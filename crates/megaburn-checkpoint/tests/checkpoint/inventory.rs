@@ -4,6 +4,7 @@ use std::{fs, time::SystemTime};
 
 use megaburn_checkpoint::{
     CheckpointState, ListedCheckpoint, list_checkpoint, list_checkpoints, set_aside_damaged,
+    set_aside_suspect,
 };
 
 use crate::model::{names, save_as};
@@ -15,10 +16,11 @@ const MARK: &str = "megaburn writes this folder\nfor a run, whose next start rem
 fn every_state_is_listed_and_nothing_is_changed() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    for step in [1, 2, 3, 4] {
+    for step in [1, 2, 3, 4, 6] {
         save_as(dir.path(), 0, step, "tp2");
     }
     let aside = set_aside_damaged(&at("step-00000001")).unwrap();
+    let suspect = set_aside_suspect(&at("step-00000006")).unwrap();
     let file = at("step-00000002/rank-00001.safetensors");
     let len = fs::metadata(&file).unwrap().len();
     fs::File::options()
@@ -48,7 +50,11 @@ fn every_state_is_listed_and_nothing_is_changed() {
 
     let found = list_checkpoints(dir.path()).unwrap();
     let steps: Vec<_> = found.iter().map(|listed| listed.step).collect();
-    assert_eq!(steps, [1, 2, 3, 4, 5].map(Some));
+    assert_eq!(steps, [1, 2, 3, 4, 5, 6].map(Some));
+    assert_eq!(
+        (&found[5].state, &found[5].path),
+        (&CheckpointState::Suspect, &suspect)
+    );
     let why = |listed: &ListedCheckpoint| match &listed.state {
         CheckpointState::Damaged(why) | CheckpointState::Unreadable(why) => why.clone(),
         other => panic!("{other:?}"),

@@ -26,6 +26,17 @@ impl TrainError {
         )
     }
 
+    /// The step from which on checkpoints may hold wrong values, if the memory of a rank failed.
+    /// `compared` is the last step whose state all ranks have compared.
+    pub(crate) fn first_suspect(&self, compared: u64) -> Option<u64> {
+        match self {
+            Self::ReplicasDiffer { .. } => Some(compared + 1),
+            // The state changed after it was compared; a checkpoint of it may have been written since.
+            Self::StateChanged { .. } => Some(compared),
+            _ => None,
+        }
+    }
+
     /// The exit code of a process that fails with this error.
     pub fn exit(&self) -> Exit {
         match self {

@@ -211,6 +211,19 @@ impl StoredCheckpoints {
         run.map_or(Ok(()), |run| run.uploads.check_last())
     }
 
+    /// Deletes the checkpoints in the store from step `step` on, and returns their steps. No upload
+    /// may be pending.
+    ///
+    /// # Errors
+    /// The store cannot be listed or written, or another start has taken over.
+    pub(crate) fn delete_since(&self, step: u64) -> Result<Vec<u64>, TrainError> {
+        let uploader = self.0.as_ref().and_then(|run| run.uploader.as_ref());
+        match uploader {
+            Some(uploader) => Ok(uploader.writer.delete_since(step)?),
+            None => Ok(Vec::new()),
+        }
+    }
+
     /// Waits for one upload, which [`is_pending`](Self::is_pending). Its failure is a warning if
     /// another waits, and else an error.
     ///

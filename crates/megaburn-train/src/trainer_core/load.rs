@@ -49,6 +49,7 @@ impl<M: Module> TrainerCore<M> {
                 .into()),
                 None => {
                     self.check_never_saved(&place)?;
+                    self.check_none_suspect(&place)?;
                     Ok(None)
                 }
             };

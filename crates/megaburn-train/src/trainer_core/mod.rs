@@ -56,6 +56,7 @@ use crate::{
 pub(crate) use first_times::{FirstTimes, Work};
 pub(crate) use load::difference;
 pub(crate) use origin::with_diagnosis;
+pub(crate) use owner::none_is_suspect;
 pub use progress::Progress;
 pub(crate) use reduced::{sum_over, sums_over, world_max};
 pub(crate) use replicas::Unchanged;

@@ -160,6 +160,10 @@ impl Listing {
                 "set aside",
                 Some("it was found damaged; a run neither uses nor deletes it".into()),
             ),
+            CheckpointState::Suspect => (
+                "suspect",
+                Some("the memory of a rank had failed; a run neither uses nor deletes it".into()),
+            ),
         }
     }
 

@@ -57,7 +57,7 @@ fn checkpoints_at(path: &Path) -> Result<Vec<PathBuf>, TrainError> {
     let is_committed = |state: &CheckpointState| {
         !matches!(
             state,
-            CheckpointState::Unfinished | CheckpointState::SetAside
+            CheckpointState::Unfinished | CheckpointState::SetAside | CheckpointState::Suspect
         )
     };
     let found = list_checkpoints(&folder)?.into_iter();

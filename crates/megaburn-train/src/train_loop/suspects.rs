@@ -1,0 +1,27 @@
+//! Checkpoints that may hold wrong values, because the memory of a rank failed.
+
+use super::TrainLoop;
+use crate::{error::TrainError, run_trainer::RunTrainer};
+
+impl<T: RunTrainer> TrainLoop<'_, T> {
+    /// Sets aside the checkpoints since the last comparison, if `error` says that a rank has other
+    /// values than it should: the next start continues from an older one. Copies of them in
+    /// `train.checkpoint_store` are deleted, so that the right ones take their place.
+    pub(super) fn set_aside_suspects(&self, error: &TrainError) {
+        let Some(step) = error.first_suspect(self.compared) else {
+            return;
+        };
+        self.trainer.core().set_aside_since(step);
+        if self.groups.is_main() {
+            match self.stored.delete_since(step) {
+                Ok(deleted) => deleted.iter().for_each(|step| {
+                    tracing::warn!("the copy of step {step} in train.checkpoint_store was deleted");
+                }),
+                Err(error) => tracing::warn!(
+                    "train.checkpoint_store may have checkpoints with wrong values since step \
+                    {step}: {error}"
+                ),
+            }
+        }
+    }
+}

@@ -20,6 +20,7 @@ const JOB: JobShape = JobShape {
     spares: 1,
     pause_ms: 150,
     in_place: true,
+    is_elastic: false,
     sets: &["train.checkpoint_interval=2", "train.timeout_seconds=2"],
 };
 
@@ -57,21 +58,20 @@ pub(crate) fn measure(seconds: u64, seed: u64) -> Result<(), String> {
         let before = run.progress();
         fault.happen(&mut run)?;
         let back = run.wait(fault.name(), |now| {
-            now.starts > before.starts && now.step > before.step
+            now.starts.len() > before.starts.len() && now.step > before.step
         })?;
         text += &format!("| {at} | {} | {back:.1} |\n", fault.name());
     }
     sleep_until(from, seconds);
-    let [mut done, mut possible] = [run.progress(), undisturbed.progress()];
-    done.step -= begun[0].step;
-    possible.step -= begun[1].step;
-    let goodput = done.step as f64 / possible.step as f64;
+    let [done, possible] = [run.progress(), undisturbed.progress()];
+    let steps = [done.step - begun[0].step, possible.step - begun[1].step];
+    let goodput = steps[0] as f64 / steps[1] as f64;
     text += &format!(
         "\n{seconds} s, seed {seed}: {} steps with {} restarts, {} without a fault at the same time. \
         Goodput {goodput:.4}.\n",
-        done.step,
-        done.starts - begun[0].starts,
-        possible.step
+        steps[0],
+        done.starts.len() - begun[0].starts.len(),
+        steps[1]
     );
     report(&text)?;
     run.finish()?;

@@ -17,7 +17,7 @@
 //! makes `MEGABURN_FAULTS_PER_RUN` faults (3) in each run:
 //!
 //! ```sh
-//! MEGABURN_FAULT_CASES=5100 MEGABURN_FAULTS_PER_RUN=10 cargo test --workspace --test faults -- restarts
+//! MEGABURN_FAULT_CASES=5200 MEGABURN_FAULTS_PER_RUN=10 cargo test --workspace --test faults -- restarts
 //! ```
 //!
 //! `MEGABURN_GOODPUT_SECONDS=3600` measures instead how much of an hour a run trains that a fault
@@ -28,7 +28,9 @@ mod check;
 mod goodput;
 mod job;
 mod kinds;
+mod memory;
 mod network;
+mod progress;
 mod report;
 mod restarted;
 mod shim;

@@ -14,7 +14,6 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use serde_json::Value;
 
 use crate::{
     case::{Case, ENDLESS, world_size},
@@ -22,6 +21,7 @@ use crate::{
     job::{Job, PATIENCE, binary, megaburn, processes_of},
     kinds::free_port,
     network::Network,
+    progress::Progress,
     shim,
 };
 
@@ -40,15 +40,6 @@ pub(crate) struct Restarted<'a> {
     pub(crate) network: Option<Network>,
 }
 
-/// What the metrics of a run say.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Progress {
-    pub(crate) starts: u64,
-    /// The step from which the last start continued.
-    pub(crate) from_step: u64,
-    pub(crate) step: u64,
-}
-
 /// The layout of a run and its hosts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JobShape {
@@ -60,6 +51,8 @@ pub(crate) struct JobShape {
     pub(crate) pause_ms: u64,
     /// Whether ranks that only lost a peer restart in place.
     pub(crate) in_place: bool,
+    /// Whether the others train on without a host that is lost.
+    pub(crate) is_elastic: bool,
     /// Settings that this run adds to the common ones.
     pub(crate) sets: &'static [&'static str],
 }
@@ -81,7 +74,8 @@ impl JobShape {
             spares,
             pause_ms: 20,
             in_place: case.one_of(&[false, true]),
-            sets: &[],
+            is_elastic: num_hosts > 1 && case.layout.contains("dp") && case.one_of(&[false, true]),
+            sets: &["train.check_replicas_interval=1"],
         }
     }
 }
@@ -118,9 +112,13 @@ impl<'a> Restarted<'a> {
         } else {
             "one address"
         };
-        let in_place = if self.job.in_place { ", in place" } else { "" };
+        let restarts = match (self.job.is_elastic, self.job.in_place) {
+            (true, _) => ", with fewer hosts",
+            (false, true) => ", in place",
+            (false, false) => "",
+        };
         format!(
-            "{} on {} hosts ({network}), {} spares{in_place}",
+            "{} on {} hosts ({network}), {} spares{restarts}",
             self.job.layout, self.job.num_hosts, self.job.spares
         )
     }
@@ -139,6 +137,20 @@ impl<'a> Restarted<'a> {
         self.job.layout.contains("tp")
     }
 
+    /// Whether the ranks are started again when a lost host is back, after they have restarted without it.
+    pub(crate) fn is_elastic(&self) -> bool {
+        self.job.is_elastic
+    }
+
+    /// Waits until all hosts train.
+    pub(crate) fn wait_for_all_hosts(&mut self) -> Result<(), String> {
+        let is_whole = |now: &Progress| {
+            let from = now.starts.last().map_or(0, |start| start.from_step);
+            now.is_whole() && now.step > from
+        };
+        self.wait("all hosts train", is_whole).map(drop)
+    }
+
     /// The file that asks a rank for a fault, or that fills the disk.
     pub(crate) fn fault_file(&self, name: &str) -> PathBuf {
         self.case.path("faults").join(name)
@@ -150,6 +162,13 @@ impl<'a> Restarted<'a> {
         args.extend([text(self.num_ranks() / self.job.num_hosts)]);
         args.extend(["--restarts", "1000000"].map(String::from));
         args.extend(self.job.in_place.then(|| "--restart-in-place".into()));
+        if self.job.is_elastic {
+            // The number of hosts that hold a replica of the model.
+            let ranks = world_size(&self.model_layout());
+            let hosts = (ranks * self.job.num_hosts / self.num_ranks()).max(1);
+            args.extend(["--min-nnodes".to_string(), text(hosts)]);
+            args.extend(["--nnodes-per-replica".to_string(), text(hosts)]);
+        }
         if self.job.num_hosts > 1 {
             let address = match &self.network {
                 Some(_) => Network::address(0),
@@ -167,7 +186,11 @@ impl<'a> Restarted<'a> {
             }
         }
         args.extend(["--".to_string(), binary().display().to_string()]);
-        args.extend(self.train_args(self.case, ENDLESS));
+        let layout = match self.job.is_elastic {
+            true => self.model_layout(),
+            false => self.job.layout.to_string(),
+        };
+        args.extend(self.train_args(self.case, &layout, ENDLESS));
         let mut command = megaburn(args);
         shim::add_full_disk_and_clock(
             &mut command,
@@ -187,21 +210,7 @@ impl<'a> Restarted<'a> {
     }
 
     pub(crate) fn progress(&self) -> Progress {
-        let text = fs::read(self.case.run().join("metrics.jsonl")).unwrap_or_default();
-        let mut progress = Progress::default();
-        for line in String::from_utf8_lossy(&text).lines() {
-            let Ok(line) = serde_json::from_str::<Value>(line) else {
-                continue;
-            };
-            let number = |key: &str| line.get(key).and_then(Value::as_u64);
-            if number("start").is_some() {
-                progress.starts += 1;
-                progress.from_step = number("from_step").unwrap_or(0);
-            } else if let (Some(step), Some(_)) = (number("step"), line.get("loss")) {
-                progress.step = step;
-            }
-        }
-        progress
+        Progress::of(&self.case.run())
     }
 
     /// Waits for progress, and returns the seconds that it took.
@@ -299,14 +308,26 @@ impl<'a> Restarted<'a> {
         let found = check::numbers(&self.case.run())?;
         let steps = found.len() as u64;
         let reference = self.reference(steps)?;
-        check::same_numbers(&found, &reference, steps, true)?;
+        // With fewer ranks, sums have another order.
+        check::same_numbers(&found, &reference, steps, !self.job.is_elastic)?;
         self.case.check_nothing_left()
     }
 
-    fn train_args(&self, case: &Case, steps: u64) -> Vec<String> {
+    fn train_args(&self, case: &Case, layout: &str, steps: u64) -> Vec<String> {
         let interval = format!("train.checkpoint_interval={INTERVAL}");
-        let sets = [&["model.family=faulty", interval.as_str()], self.job.sets].concat();
-        case.train_args(self.job.layout, steps, &sets)
+        let mut sets = [&["model.family=faulty", interval.as_str()], self.job.sets].concat();
+        sets.extend(self.job.is_elastic.then_some("train.pad_batch=true"));
+        case.train_args(layout, steps, &sets)
+    }
+
+    /// The layout without its data-parallel size, which then follows the number of ranks.
+    fn model_layout(&self) -> String {
+        let parts = self.job.layout.split('-');
+        let parts: Vec<&str> = parts.filter(|part| !part.starts_with("dp")).collect();
+        match parts.is_empty() {
+            true => "tp1".to_string(),
+            false => parts.join("-"),
+        }
     }
 
     /// The numbers of at least this many steps without a fault.
@@ -319,7 +340,7 @@ impl<'a> Restarted<'a> {
             return Ok(numbers.clone());
         }
         let case = Case::new("reference", 0, 0);
-        let mut args = self.train_args(&case, steps);
+        let mut args = self.train_args(&case, self.job.layout, steps);
         args.extend(["--set", "train.checkpoint_interval=0"].map(String::from));
         let mut command = megaburn(args);
         command.env("FAULT_FOLDER", case.path("faults"));

@@ -21,7 +21,7 @@ use crate::case::Case;
 pub(crate) type Kind = fn(&Case) -> Result<(), String>;
 
 /// Every kind with its name, in the order in which a campaign cycles through them.
-pub(crate) const KINDS: [(&str, Kind); 51] = [
+pub(crate) const KINDS: [(&str, Kind); 52] = [
     ("kill_all", kills::all),
     ("term", signals::stop),
     ("damaged_newest", damage::newest),
@@ -76,4 +76,5 @@ pub(crate) const KINDS: [(&str, Kind); 51] = [
     ("host_error", hosts::fails),
     ("host_lost", hosts::lost),
     ("restarts", restarts::several),
+    ("bit_flip", restarts::bit_flip),
 ];

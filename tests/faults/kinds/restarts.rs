@@ -9,8 +9,10 @@ use nix::{
 
 use crate::{
     case::Case,
+    memory,
+    progress::Progress,
     report::Recovery,
-    restarted::{INTERVAL, JobShape, Progress, Restarted},
+    restarted::{INTERVAL, JobShape, Restarted},
 };
 
 /// The default of `MEGABURN_FAULTS_PER_RUN`.
@@ -18,6 +20,8 @@ const FAULTS: u64 = 3;
 /// After an attempt of this length the launcher restarts at once. Faults in quicker succession would
 /// measure its pauses.
 const QUIET: Duration = Duration::from_secs(10);
+/// Some are in memory that is not used any more.
+const MOST_FLIPS: usize = 20;
 /// A run must do a new step within this many seconds after a fault is over.
 const BACK: f64 = 30.0;
 
@@ -37,11 +41,12 @@ pub(crate) enum Fault {
     FullDisk,
     Nan,
     WrongShape,
+    BitFlip,
     ClockJump,
 }
 
 impl Fault {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::KillRank,
         Self::AbortRank,
         Self::StopRank,
@@ -55,6 +60,7 @@ impl Fault {
         Self::FullDisk,
         Self::Nan,
         Self::WrongShape,
+        Self::BitFlip,
         Self::ClockJump,
     ];
 
@@ -73,6 +79,7 @@ impl Fault {
             Self::FullDisk => "the disk is full for 2 s",
             Self::Nan => "a loss is NaN once",
             Self::WrongShape => "a rank computes fewer tokens once",
+            Self::BitFlip => "a bit flips in the memory of a rank",
             Self::ClockJump => "the clock of a host jumps by up to 3 hours",
         }
     }
@@ -96,7 +103,8 @@ impl Fault {
             | Self::LongPartition
             | Self::WrongShape => Some(true),
             Self::PauseRank | Self::PauseLauncher | Self::Nan | Self::ClockJump => Some(false),
-            Self::ShortPartition | Self::SlowLink | Self::FullDisk => None,
+            // The bit may be in memory that nothing reads again.
+            Self::BitFlip | Self::ShortPartition | Self::SlowLink | Self::FullDisk => None,
         }
     }
 
@@ -155,6 +163,7 @@ impl Fault {
                 write(&run.fault_file(&format!("nan-{rank}")), "")?;
             }
             Self::WrongShape => write(&run.fault_file(&format!("shape-{rank}")), "")?,
+            Self::BitFlip => memory::flip_bit(run)?,
             Self::ClockJump => {
                 let node = run.node_of(rank)?;
                 let jump = case.below(6 * 3600) as i64 - 3 * 3600;
@@ -213,6 +222,22 @@ pub(super) fn several(case: &Case) -> Result<(), String> {
         .map_err(|what| format!("{name}, {done:?}: {what}"))
 }
 
+/// Bits in the memory of ranks flip until the ranks were started again because of one.
+pub(super) fn bit_flip(case: &Case) -> Result<(), String> {
+    let mut run = Restarted::start(case, JobShape::random(case))?;
+    let name = run.describe();
+    let starts = run.progress().starts.len();
+    for _ in 0..MOST_FLIPS {
+        one(case, &mut run, Fault::BitFlip).map_err(|what| format!("{name}: {what}"))?;
+        if run.progress().starts.len() > starts {
+            return run.finish().map_err(|what| format!("{name}: {what}"));
+        }
+    }
+    Err(format!(
+        "{name}: none of {MOST_FLIPS} flipped bits was found"
+    ))
+}
+
 fn one(case: &Case, run: &mut Restarted<'_>, fault: Fault) -> Result<(), String> {
     thread::sleep(Duration::from_millis(case.below(400)));
     let before = run.progress();
@@ -220,7 +245,7 @@ fn one(case: &Case, run: &mut Restarted<'_>, fault: Fault) -> Result<(), String>
     // What ranks still do before they notice the fault are no new steps.
     let mended = run.progress();
     let is_back = |now: &Progress| {
-        let has_restarted = now.starts > before.starts && now.step > before.step;
+        let has_restarted = now.starts.len() > before.starts.len() && now.step > before.step;
         match fault.restarts() {
             Some(true) => has_restarted,
             Some(false) | None => has_restarted || now.step > mended.step + INTERVAL,
@@ -229,6 +254,9 @@ fn one(case: &Case, run: &mut Restarted<'_>, fault: Fault) -> Result<(), String>
     let back = run.wait(&format!("a new step after {fault:?}"), is_back)?;
     if is_campaign() && back > BACK {
         return Err(format!("the run was back after {back:.1} s only"));
+    }
+    if run.is_elastic() {
+        run.wait_for_all_hosts()?;
     }
     if fault.restarts() != Some(true) {
         // A restart that is still to come would come before these.
@@ -239,14 +267,13 @@ fn one(case: &Case, run: &mut Restarted<'_>, fault: Fault) -> Result<(), String>
         return Err("no rank has computed the NaN".to_string());
     }
     let after = run.progress();
-    let restarts = after.starts - before.starts;
+    let new = &after.starts[before.starts.len()..];
+    let restarts = new.len() as u64;
     if restarts > 0 && fault.restarts() == Some(false) {
         return Err("the ranks were started again".to_string());
     }
-    let lost = match restarts {
-        0 => 0,
-        _ => before.step.saturating_sub(after.from_step),
-    };
+    let from_step = new.iter().map(|start| start.from_step).min();
+    let lost = from_step.map_or(0, |step| before.step.saturating_sub(step));
     // A save may be running, and steps are done between the look at the metrics and the fault.
     let most = if case.is_async {
         2 * INTERVAL
@@ -255,8 +282,8 @@ fn one(case: &Case, run: &mut Restarted<'_>, fault: Fault) -> Result<(), String>
     };
     if lost > most {
         return Err(format!(
-            "{lost} steps were lost: from step {} back to {}",
-            before.step, after.from_step
+            "{lost} steps were lost: from step {} back to one of {new:?}",
+            before.step
         ));
     }
     case.recovered(Recovery {

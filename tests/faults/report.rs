@@ -7,6 +7,8 @@ use std::{collections::BTreeMap, env, fmt::Write, fs, sync::Mutex};
 pub(crate) struct Report {
     kinds: Mutex<BTreeMap<&'static str, Row>>,
     recoveries: Mutex<Vec<Recovery>>,
+    /// Why cases failed.
+    failures: Mutex<Vec<String>>,
 }
 
 /// A run that came back after a fault.
@@ -41,7 +43,13 @@ impl Report {
         let row = kinds.entry(kind).or_default();
         match result {
             Ok(()) => row.right += 1,
-            Err(_) => row.wrong += 1,
+            Err(what) => {
+                row.wrong += 1;
+                self.failures
+                    .lock()
+                    .unwrap()
+                    .push(format!("{kind}: {what}"));
+            }
         }
         row.worst = row.worst.max(seconds);
     }
@@ -71,6 +79,9 @@ impl Report {
         });
         writeln!(text, "| all | {right} | {wrong} | |").unwrap();
         text += &recovered(&self.recoveries.lock().unwrap());
+        for what in self.failures.lock().unwrap().iter() {
+            writeln!(text, "\n{what}").unwrap();
+        }
         fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
 }

@@ -27,6 +27,9 @@ use crate::{
 
 /// Steps between checkpoints.
 pub(crate) const INTERVAL: u64 = 5;
+/// How far losses differ after hundreds of steps if sums have another order. Those of other samples
+/// differ by more.
+const DRIFT: f64 = 0.02;
 const TOKEN: &str = "the token of this job";
 
 /// The launchers of a run, and the network that connects their hosts.
@@ -309,7 +312,8 @@ impl<'a> Restarted<'a> {
         let steps = found.len() as u64;
         let reference = self.reference(steps)?;
         // With fewer ranks, sums have another order.
-        check::same_numbers(&found, &reference, steps, !self.job.is_elastic)?;
+        let most = if self.job.is_elastic { DRIFT } else { 0.0 };
+        check::same_numbers(&found, &reference, steps, most)?;
         self.case.check_nothing_left()
     }
 

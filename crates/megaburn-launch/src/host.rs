@@ -201,6 +201,12 @@ impl<'a> Host<'a> {
         outcome
     }
 
+    /// Ends the ranks that wait for a restart, because others run without them.
+    pub(crate) fn free(&mut self) {
+        let waiting = self.survivors.take_all();
+        self.dismiss(waiting);
+    }
+
     /// Ends ranks that wait for a restart. A signal or a message that comes meanwhile comes again
     /// afterwards: it is meant for the ranks of the next attempt too.
     fn dismiss(&mut self, ranks: Vec<RankProcess>) -> Vec<RankEnd> {
@@ -275,8 +281,7 @@ impl<'a> Host<'a> {
     /// Ends ranks that still wait for a restart, stops to watch signals, and writes the rest of the
     /// output.
     pub(crate) fn close(mut self) {
-        let waiting = self.survivors.take_all();
-        self.dismiss(waiting);
+        self.free();
         self.signals.close();
         self.streams.flush();
     }

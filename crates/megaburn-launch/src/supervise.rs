@@ -131,7 +131,8 @@ impl<'a> Supervisor<'a> {
                 self.ranks.iter().for_each(RankProcess::leave);
                 self.settle();
             }
-            FromCoordinator::EndRanks { .. } | FromCoordinator::Beat => {}
+            FromCoordinator::EndRanks { .. } | FromCoordinator::LeftOut | FromCoordinator::Beat => {
+            }
             FromCoordinator::Regroup { attempt } if attempt == self.attempt => {
                 self.ranks.iter().for_each(RankProcess::regroup);
             }

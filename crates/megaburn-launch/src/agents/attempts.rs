@@ -143,6 +143,9 @@ impl Attempts {
             Ok(()) if self.attempt > 0 || hello.node >= self.options.nnodes => {
                 let name = self.members.all.last().map(Member::name);
                 self.say(&format!("{} has joined", name.unwrap_or_default()));
+                if matches!(phase, Phase::Ranks { .. }) && self.runs_on_all_hosts() {
+                    self.free_others();
+                }
             }
             Ok(()) => {}
             Err(why) => {
@@ -329,6 +332,7 @@ impl Attempts {
             seats,
             ..Formation::default()
         };
+        self.free_others();
         news.iter().for_each(|text| self.say(text));
         Some(Phase::Ranks {
             since: Instant::now(),

@@ -207,6 +207,10 @@ impl Agent {
                         });
                     }
                     FromCoordinator::Beat => has_joined = true,
+                    FromCoordinator::LeftOut => {
+                        host.free();
+                        has_joined = true;
+                    }
                     FromCoordinator::Say { .. }
                     | FromCoordinator::Regroup { .. }
                     | FromCoordinator::Signal { .. }

@@ -81,6 +81,23 @@ impl Attempts {
         }
     }
 
+    /// Lets the hosts without ranks end those that wait for a restart, so that their GPUs are free.
+    pub(super) fn free_others(&mut self) {
+        let seats = &self.formation.seats;
+        let has_ranks =
+            |member: &&mut Member| member.seat.is_some_and(|seat| seats.contains(&seat));
+        let others = self.members.all.iter_mut();
+        let others = others.filter(|member| !has_ranks(member));
+        others.for_each(|member| member.send(&FromCoordinator::LeftOut));
+    }
+
+    /// Whether ranks run on as many hosts as the job may have, and none of these is lost.
+    pub(super) fn runs_on_all_hosts(&self) -> bool {
+        let seats = &self.formation.seats;
+        let is_there = |seat: &usize| self.members.seated(*seat).is_some();
+        seats.len() == self.options.nnodes && seats.iter().all(is_there)
+    }
+
     /// Ends the connections of hosts that give no sign of life.
     pub(super) fn drop_silent(&mut self, phase: &mut Phase) {
         let is_silent = |member: &&Member| member.last_sign.elapsed() > SILENCE;
@@ -224,6 +241,18 @@ mod tests {
         attempts.members.by_id(3).unwrap().is_unfit = false;
         attempts.regroup_if_more();
         assert!(attempts.formation.is_regrouping);
+    }
+
+    #[test]
+    fn a_host_that_comes_back_is_needed_unless_all_others_run() {
+        let mut attempts = attempts(2, 1, &[0, 1, 3]);
+        attempts.formation.seats = start(&mut attempts, LONG).unwrap();
+        assert!(!attempts.runs_on_all_hosts());
+        join(&mut attempts, 4);
+        attempts.formation.seats = start(&mut attempts, Duration::ZERO).unwrap();
+        assert!(attempts.runs_on_all_hosts(), "with a spare");
+        attempts.members.remove(1);
+        assert!(!attempts.runs_on_all_hosts());
     }
 
     #[test]

@@ -125,6 +125,8 @@ pub(crate) enum FromCoordinator {
         /// The attempt.
         attempt: usize,
     },
+    /// The ranks of an attempt run without this host.
+    LeftOut,
     /// A signal that a launcher received while its ranks were started.
     Signal {
         /// Its number.

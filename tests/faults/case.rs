@@ -320,8 +320,8 @@ impl Case {
             .wait(PATIENCE)?
             .expect(&[0])?;
         let found = check::numbers(&self.run())?;
-        let most = if same { 0.0 } else { check::ROUNDING };
-        check::same_numbers(&found, &Self::reference(self.layout)?, steps, most)?;
+        let bounds = if same { check::SAME } else { check::ROUNDING };
+        check::same_numbers(&found, &Self::reference(self.layout)?, steps, bounds)?;
         self.check_nothing_left()
     }
 

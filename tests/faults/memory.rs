@@ -47,7 +47,11 @@ fn flip_bit_of(run: &Restarted<'_>, step: u64) -> Result<bool, String> {
         // The run has deleted it, or fewer ranks have written it.
         return Ok(false);
     };
-    let (Some(weights), Ok(pid)) = (some_weights(run, &file), run.rank(rank)) else {
+    let Some(weights) = some_weights(run, &file) else {
+        return Ok(false);
+    };
+    // After restarts in place, it may be another rank that holds them.
+    let Ok(pid) = run.some_rank().and_then(|rank| run.rank(rank)) else {
         return Ok(false);
     };
     let process = Pid::from_raw(pid);

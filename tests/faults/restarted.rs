@@ -27,9 +27,6 @@ use crate::{
 
 /// Steps between checkpoints.
 pub(crate) const INTERVAL: u64 = 5;
-/// How far losses differ after hundreds of steps if sums have another order. Those of other samples
-/// differ by more.
-const DRIFT: f64 = 0.02;
 const TOKEN: &str = "the token of this job";
 
 /// The launchers of a run, and the network that connects their hosts.
@@ -128,11 +125,6 @@ impl<'a> Restarted<'a> {
 
     pub(crate) fn num_ranks(&self) -> usize {
         world_size(self.job.layout)
-    }
-
-    /// A rank that computes the loss: one of the last stage.
-    pub(crate) fn last_rank(&self) -> usize {
-        self.num_ranks() - 1
     }
 
     /// Whether the layout has tensor parallelism.
@@ -252,7 +244,18 @@ impl<'a> Restarted<'a> {
         self.launchers.iter().enumerate().map(last).collect()
     }
 
-    /// The process of a rank.
+    /// A random one of the ranks with which the processes were started. After restarts in place they may
+    /// have others.
+    pub(crate) fn some_rank(&self) -> Result<usize, String> {
+        let is_there = |rank: &usize| !self.processes(&format!("RANK={rank}")).is_empty();
+        let ranks: Vec<usize> = (0..self.num_ranks()).filter(is_there).collect();
+        match ranks.is_empty() {
+            true => Err(format!("no rank has a process{}", self.printed())),
+            false => Ok(self.case.one_of(&ranks)),
+        }
+    }
+
+    /// The process that was started as a rank.
     pub(crate) fn rank(&self, rank: usize) -> Result<i32, String> {
         let found = self.processes(&format!("RANK={rank}"));
         let found = found.first().copied();
@@ -312,8 +315,13 @@ impl<'a> Restarted<'a> {
         let steps = found.len() as u64;
         let reference = self.reference(steps)?;
         // With fewer ranks, sums have another order.
-        let most = if self.job.is_elastic { DRIFT } else { 0.0 };
-        check::same_numbers(&found, &reference, steps, most)?;
+        let is_elastic = self.job.is_elastic;
+        let bounds = if is_elastic {
+            check::DRIFT
+        } else {
+            check::SAME
+        };
+        check::same_numbers(&found, &reference, steps, bounds)?;
         self.case.check_nothing_left()
     }
 

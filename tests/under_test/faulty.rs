@@ -2,7 +2,8 @@
 //!
 //! A test that sets `FAULT_FOLDER` may train `model.family = "faulty"`. Creating the file
 //! `nan-RANK` or `shape-RANK` in that folder makes the next loss of that rank NaN, or one of fewer
-//! tokens than its neighbours compute. The rank removes the file, so a fault happens once.
+//! tokens than its neighbours compute; `nan` is for any rank that computes a loss. The rank removes the
+//! file, so a fault happens once. `RANK` is the one with which the process was started.
 //! `FAULT_STEP_MS` is a pause in each loss.
 
 use std::{env, fs, path::PathBuf, thread, time::Duration};
@@ -79,6 +80,8 @@ fn is_asked(fault: &str) -> bool {
     let (Some(folder), Ok(rank)) = (env::var_os(FOLDER), env::var("RANK")) else {
         return false;
     };
-    let file = PathBuf::from(folder).join(format!("{fault}-{rank}"));
-    fs::remove_file(file).is_ok()
+    let files = [format!("{fault}-{rank}"), fault.to_string()];
+    files
+        .iter()
+        .any(|file| fs::remove_file(PathBuf::from(&folder).join(file)).is_ok())
 }

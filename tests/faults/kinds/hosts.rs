@@ -122,7 +122,7 @@ impl<'a> Cluster<'a> {
         let ended = self.case.start(self.train()).wait(PATIENCE)?;
         ended.expect(&[0])?;
         let found = check::numbers(&self.case.run())?;
-        check::same_numbers(&found, &Case::reference(self.layout)?, STEPS, 0.0)?;
+        check::same_numbers(&found, &Case::reference(self.layout)?, STEPS, check::SAME)?;
         for host in 0..self.num_hosts {
             check::no_leftovers_in(&self.case.path(&format!("local/h{host}")))?;
         }

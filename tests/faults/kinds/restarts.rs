@@ -111,7 +111,7 @@ impl Fault {
     /// Breaks the run, and mends what does not mend itself.
     pub(crate) fn happen(self, run: &mut Restarted<'_>) -> Result<(), String> {
         let case = run.case;
-        let rank = case.below(run.num_ranks() as u64) as usize;
+        let rank = run.some_rank()?;
         let signal = |signal| {
             let pid = Pid::from_raw(run.rank(rank)?);
             kill(pid, signal).map_err(|error| format!("rank {rank} has ended: {error}"))
@@ -158,10 +158,7 @@ impl Fault {
                 seconds(2);
                 fs::remove_file(full).map_err(|error| error.to_string())?;
             }
-            Self::Nan => {
-                let rank = run.last_rank();
-                write(&run.fault_file(&format!("nan-{rank}")), "")?;
-            }
+            Self::Nan => write(&run.fault_file("nan"), "")?,
             Self::WrongShape => write(&run.fault_file(&format!("shape-{rank}")), "")?,
             Self::BitFlip => memory::flip_bit(run)?,
             Self::ClockJump => {
@@ -197,7 +194,7 @@ fn is_campaign() -> bool {
 
 /// Whether a rank still has to compute a loss that is NaN.
 fn has_open_nan(run: &Restarted<'_>) -> bool {
-    run.fault_file(&format!("nan-{}", run.last_rank())).exists()
+    run.fault_file("nan").exists()
 }
 
 /// Several faults, one after the other, in one run.

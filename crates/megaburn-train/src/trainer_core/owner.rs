@@ -109,6 +109,10 @@ impl<M: Module> TrainerCore<M> {
 
 /// Fails if a checkpoint was set aside because it may hold wrong values; the error names the newest.
 pub(crate) fn none_is_suspect(dir: &Path) -> Result<(), TrainError> {
+    // A run that begins has no folder yet.
+    if !dir.is_dir() {
+        return Ok(());
+    }
     let mut found = list_checkpoints(dir)?;
     found.retain(|listed| listed.state == CheckpointState::Suspect);
     match found.pop() {

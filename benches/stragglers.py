@@ -4,7 +4,7 @@
     stragglers.py CONFIG --ranks 4 [--set KEY=VALUE].. [--megaburn './run megaburn'] [--save]
     stragglers.py configs/llama-tiny.toml --ranks 3 --device cpu --set data.path=text.txt    # a trial without GPUs
 
-All ranks share a GPU. After 100 steps, in which nobody may be named, one of them has to share a processor core with three busy loops.
+All ranks share a GPU. After 100 steps, in which no rank may be named, one of them has to share a processor core with three busy loops.
 
 Writes OUT/stragglers.md, with --save also a section on top of benches/results/logging_cost.md."""
 

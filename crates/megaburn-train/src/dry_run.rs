@@ -91,7 +91,7 @@ fn resumed(
     let latest = newest(&checkpoints)?;
     let Some(checkpoint) = latest.checkpoint else {
         return match latest.refused.into_iter().next() {
-            None => none_is_suspect(&checkpoints).map(|()| None),
+            None => none_is_suspect(&checkpoints, None).map(|()| None),
             Some(refused) => Err(ResumeError::AllDamaged {
                 path: refused.path,
                 why: refused.why,

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use burn::module::Module;
 use megaburn_checkpoint::{
-    Checkpoint, CheckpointState, Place, Refused, checkpoint_step, checkpoints_of, list_checkpoints,
-    set_aside_damaged, set_aside_suspect,
+    Checkpoint, CheckpointState, Place, Refused, checkpoint_step, checkpoints_of, list_checkpoint,
+    list_checkpoints, set_aside_damaged, set_aside_suspect,
 };
 
 use crate::{
@@ -100,21 +100,29 @@ impl<M: Module> TrainerCore<M> {
     /// All ranks.
     pub(crate) fn check_none_suspect(&self, place: &Place) -> Result<(), TrainError> {
         let mine = match self.groups.is_main() {
-            true => none_is_suspect(place.dir()),
+            true => none_is_suspect(place.dir(), self.run.as_ref().map(|run| run.id.as_str())),
             false => Ok(()),
         };
         settle(&self.groups.world, mine)
     }
 }
 
-/// Fails if a checkpoint was set aside because it may hold wrong values; the error names the newest.
-pub(crate) fn none_is_suspect(dir: &Path) -> Result<(), TrainError> {
+/// Fails if a checkpoint of a run, or of any, was set aside because it may hold wrong values; the error
+/// names the newest.
+pub(crate) fn none_is_suspect(dir: &Path, run_id: Option<&str>) -> Result<(), TrainError> {
     // A run that begins has no folder yet.
     if !dir.is_dir() {
         return Ok(());
     }
     let mut found = list_checkpoints(dir)?;
-    found.retain(|listed| listed.state == CheckpointState::Suspect);
+    found.retain(|listed| {
+        let is_own = || {
+            let manifest = list_checkpoint(&listed.path).manifest;
+            let writer = manifest.and_then(|manifest| manifest.run_id);
+            run_id.is_none() || writer.is_none() || writer.as_deref() == run_id
+        };
+        listed.state == CheckpointState::Suspect && is_own()
+    });
     match found.pop() {
         Some(newest) => Err(ResumeError::AllSuspect { path: newest.path }.into()),
         None => Ok(()),

@@ -53,6 +53,8 @@ pub(crate) struct TrainLoop<'a, T> {
     /// The last step whose state the ranks have compared; at first the step from which this start
     /// continued.
     pub(crate) compared: u64,
+    /// The steps of the checkpoints of this start, and the step from which it continued.
+    pub(crate) saved_steps: Vec<u64>,
     /// Whether this start has done a step.
     pub(crate) has_trained: bool,
     /// Signals that this rank is alive, at each step.
@@ -225,9 +227,9 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
 
     /// Completes the pending checkpoint of a run that all ranks end because of `error`.
     fn keep_pending(&mut self, error: TrainError) -> Result<Ended, TrainError> {
-        match self.saves.finish(&self.trainer) {
-            Ok(written) => self.record_saved(written)?,
-            Err(lost) => tracing::warn!("{lost}"),
+        let written = self.saves.finish(&self.trainer);
+        if let Err(lost) = written.and_then(|written| self.record_saved(written)) {
+            tracing::warn!("{lost}");
         }
         if let Err(lost) = self.finish_uploads() {
             tracing::warn!("{lost}");
@@ -249,8 +251,8 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         if let Some(report) = &mut self.report {
             report.sync()?;
         }
-        let uploading = self.stored.pending_steps();
-        self.trainer.core_mut().set_uploading(uploading);
+        let kept = self.kept_steps();
+        self.trainer.core_mut().set_uploading(kept);
         self.saves.begin(&mut self.trainer)
     }
 
@@ -271,8 +273,8 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         if let Some(report) = &mut self.report {
             report.sync()?;
         }
-        let uploading = self.stored.pending_steps();
-        self.trainer.core_mut().set_uploading(uploading);
+        let kept = self.kept_steps();
+        self.trainer.core_mut().set_uploading(kept);
         let saved = self.saves.save(&self.trainer)?;
         self.record_saved(Some(saved))
     }
@@ -280,6 +282,7 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
     /// Records a checkpoint that was completed, if any.
     fn record_saved(&mut self, saved: Option<SavedCheckpoint>) -> Result<(), TrainError> {
         let Some(saved) = saved else { return Ok(()) };
+        self.saved_steps.push(saved.step);
         if let Some(state) = &mut self.state {
             state.saved(saved.step);
         }

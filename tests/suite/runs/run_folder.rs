@@ -235,8 +235,8 @@ fn whole_checkpoints_are_kept() {
     assert_eq!(ended(&run, 8, &[]).code, Some(0));
 }
 
-/// Those that may hold wrong values are as if they were not there, but no run starts anew because of
-/// it.
+/// A run ignores checkpoints that may hold wrong values. If it has no others, it is refused and does not
+/// start at step 0.
 #[test]
 fn a_run_continues_from_a_checkpoint_that_is_not_suspect_and_from_nothing_else() {
     let run = Run::new();
@@ -249,7 +249,7 @@ fn a_run_continues_from_a_checkpoint_that_is_not_suspect_and_from_nothing_else()
     assert_eq!(older.code, Some(0), "{older:#?}");
     assert!(format!("{older:?}").contains("after step 2"), "{older:#?}");
     for step in [2, 4, 5] {
-        // Those of this start are not read any more.
+        // Remove all that are not suspect.
         let _ = fs::remove_dir_all(at(&format!("step-{step:08}")));
     }
     for arg in [None, Some("--dry-run")] {

@@ -152,15 +152,15 @@ impl StoreWriter {
         Ok(())
     }
 
-    /// Deletes the run's checkpoints from step `step` on, and returns their steps.
+    /// Deletes the run's checkpoints from step `step` on, and returns their steps, newest first.
     ///
     /// # Errors
     /// The store cannot be listed or written, or another start has taken over.
     pub fn delete_since(&self, step: u64) -> Result<Vec<u64>, CheckpointError> {
         let all = self.store.list()?;
-        let own = all
-            .iter()
-            .filter(|stored| stored.step >= step && self.is_own(stored));
+        // The newest first: a start takes the newest that is left.
+        let own = all.iter().rev();
+        let own = own.filter(|stored| stored.step >= step && self.is_own(stored));
         let mut deleted = Vec::new();
         for stored in own {
             self.delete(stored)?;

@@ -88,7 +88,7 @@ fn checkpoints_since_a_step_are_deleted_if_the_start_has_not_lost_the_store() {
     let (of_old, of_other, deleted) = found.into_iter().next().unwrap().unwrap();
     assert!(of_old.contains(TAKEN), "{of_old}");
     assert!(of_other.is_empty());
-    assert_eq!(deleted, [2, 3]);
+    assert_eq!(deleted, [3, 2]);
     assert_eq!(places.complete(), [1]);
     assert_eq!(store.list().unwrap().len(), 1);
 }

@@ -26,7 +26,7 @@ impl TrainError {
         )
     }
 
-    /// The step from which on checkpoints may hold wrong values, if the memory of a rank failed.
+    /// The first step whose checkpoint may hold wrong values, if the memory of a rank failed.
     /// `compared` is the last step whose state all ranks have compared.
     pub(crate) fn first_suspect(&self, compared: u64) -> Option<u64> {
         match self {

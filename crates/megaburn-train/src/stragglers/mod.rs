@@ -18,7 +18,8 @@ use gpu::GpuProbe;
 pub(crate) use rule::Straggler;
 use rule::{Comparison, WindowWork};
 
-/// GPUs multiply matrices again after steps that took this many seconds: a 500th of the time of an H100.
+/// GPUs multiply matrices again after steps that took this many seconds, so that an H100
+/// spends a 500th of its time on them.
 const BETWEEN_PRODUCTS: f64 = 2.0;
 
 /// Measures a rank's steps, and on rank 0 compares those of all ranks.
@@ -133,7 +134,8 @@ impl Stragglers {
         let gpu = self.gpu.as_ref().filter(|_| is_due);
         let gpu = gpu.and_then(GpuProbe::seconds);
         if is_due {
-            self.since_products = 0.0;
+            // The remainder stays, so that ranks just below and above the bound measure equally often.
+            self.since_products %= BETWEEN_PRODUCTS;
         }
         let mine = WindowWork::of(&steps, gpu);
         let place = (!self.has_sent_place).then(|| self.place.clone());

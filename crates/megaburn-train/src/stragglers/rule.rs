@@ -19,7 +19,7 @@ use super::gpu_times::{GpuTimes, GpuWindows};
 
 /// How much slower a straggler is, as a fraction of the work of the others.
 pub(super) const SLOWER: f64 = 0.05;
-/// A straggler is named within this number of steps.
+/// A straggler is named within this number of steps, if they have room for two windows.
 pub(super) const STEPS: u64 = 50;
 /// Of the times of a window, the one that counts.
 const QUICK: f64 = 0.25;
@@ -92,9 +92,9 @@ impl Comparison {
     /// steps.
     pub(super) fn new(work: Vec<u64>, has_gpus: bool, interval: u64) -> Self {
         // A rank may become slow within a window, which then does not count.
-        let num_windows = (STEPS / interval.max(1)).saturating_sub(1).max(1) as usize;
+        let num_windows = ((STEPS + 1) / interval.max(1)).saturating_sub(1).max(2) as usize;
         Self {
-            gpus: GpuWindows::new(work.len(), num_windows),
+            gpus: GpuWindows::new(work.len(), num_windows.max(4)),
             work,
             has_gpus,
             num_windows,

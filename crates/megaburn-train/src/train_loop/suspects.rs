@@ -1,9 +1,24 @@
 //! Checkpoints that may hold wrong values, because the memory of a rank failed.
 
+use std::collections::BTreeSet;
+
 use super::TrainLoop;
 use crate::{error::TrainError, run_trainer::RunTrainer};
 
 impl<T: RunTrainer> TrainLoop<'_, T> {
+    /// The steps whose checkpoints the next save does not delete: those that are being uploaded, and, if
+    /// ranks compare their state, the newest one before the last comparison, which is never suspect.
+    pub(super) fn kept_steps(&mut self) -> BTreeSet<u64> {
+        let mut kept = self.stored.pending_steps();
+        if self.config.train.check_replicas_interval > 0 {
+            let is_sound = |step: &&u64| **step < self.compared;
+            let newest = self.saved_steps.iter().filter(is_sound).max().copied();
+            self.saved_steps.retain(|step| Some(*step) >= newest);
+            kept.extend(newest);
+        }
+        kept
+    }
+
     /// Sets aside the checkpoints since the last comparison, if `error` says that a rank has other
     /// values than it should: the next start continues from an older one. Copies of them in
     /// `train.checkpoint_store` are deleted, so that the right ones take their place.

@@ -17,6 +17,7 @@ Writes OUT/elastic.md, with --save also a section on top of benches/results/rest
 
 import argparse, json, os, pathlib, shlex, shutil, signal, socket, subprocess, sys, tempfile, time
 
+from metrics import metrics_lines
 from section import facts, output, write
 
 
@@ -71,14 +72,7 @@ class Job:
                 pass
 
     def lines(self):
-        found = []
-        path = self.run / "metrics.jsonl"
-        for line in path.read_text().splitlines() if path.is_file() else []:
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                break
-        return found
+        return metrics_lines(self.run)
 
     def starts(self):
         return [(line["layout"], line["from_step"]) for line in self.lines() if "start" in line]

@@ -20,6 +20,7 @@ Writes OUT/restarts.md, with --save also a section on top of benches/results/res
 
 import argparse, json, os, pathlib, shlex, signal, subprocess, sys, tempfile, time
 
+from metrics import metrics_lines
 from section import facts, output, write
 
 # Takes all free memory of a GPU with the driver's own calls, and waits.
@@ -62,14 +63,7 @@ class Run:
                                         start_new_session=True)
 
     def lines(self):
-        found = []
-        path = self.folder / "metrics.jsonl"
-        for line in path.read_text().splitlines() if path.is_file() else []:
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                break
-        return found
+        return metrics_lines(self.folder)
 
     def progress(self):
         """The number of starts and the last step."""

@@ -10,29 +10,19 @@ Writes OUT/stragglers.md, with --save also a section on top of benches/results/l
 
 import argparse, json, os, pathlib, shlex, signal, subprocess, sys, tempfile, time
 
+from metrics import metrics_lines
 from section import facts, write
 
 STEPS = 100
 BUSY = 3
 
 
-def lines(run):
-    found = []
-    path = run / "metrics.jsonl"
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            break
-    return found
-
-
 def last(run):
-    return max((line["step"] for line in lines(run) if "loss" in line), default=0)
+    return max((line["step"] for line in metrics_lines(run) if "loss" in line), default=0)
 
 
 def named(run):
-    return [line for line in lines(run) if "straggler" in line]
+    return [line for line in metrics_lines(run) if "straggler" in line]
 
 
 def process_of(rank, run):
@@ -93,8 +83,8 @@ def main():
                 launcher.wait(60)
             except subprocess.TimeoutExpired:
                 launcher.kill()
-    rows = ["| named before | slow from step | named at step | rank | section | slower |", "|---|---:|---:|---:|---|---:|",
-            f"| {len(before)} | {first} | {found['straggler']} | {found['rank']} | {found['section']} | {found['slower']:.0%} |"]
+    rows = ["| named before | slow rank | from step | named rank | at step | section | slower |", "|---:|---:|---:|---:|---:|---|---:|",
+            f"| {len(before)} | {slow} | {first} | {found['rank']} | {found['straggler']} | {found['section']} | {found['slower']:.0%} |"]
     write(args, "stragglers", "logging_cost", f"a rank of {args.ranks} with a slow processor", "\n".join(rows) + "\n\n" + facts(args.ranks, args.device))
 
 

@@ -20,7 +20,7 @@ pub(crate) type Bounds = [f64; 2];
 pub(crate) const SAME: Bounds = [0.0; 2];
 /// After some steps whose sums have another order.
 pub(crate) const ROUNDING: Bounds = [1e-3; 2];
-/// After hundreds of them. Those of other samples differ by more.
+/// After hundreds of such steps. Losses of other samples differ by more than this.
 pub(crate) const DRIFT: Bounds = [0.02, 0.3];
 
 /// Reads the steps of `metrics.jsonl`; every line must be complete.

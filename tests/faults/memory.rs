@@ -21,10 +21,10 @@ use crate::{check, job::PATIENCE, restarted::Restarted};
 const NUM_WEIGHTS: usize = 16;
 /// How far some updates move a weight at most.
 const NEAR: f32 = 0.01;
-/// Weights that lie closer together are those of a norm, which are everywhere alike.
+/// The weights of a norm are all alike, so a place with a smaller spread is not used.
 const SPREAD: f32 = 0.04;
 
-/// Flips a bit of the weights of a rank, which are found by those of the newest checkpoint.
+/// Flips a bit of the weights of a rank. The weights in the newest checkpoint show where they are.
 pub(crate) fn flip_bit(run: &Restarted<'_>) -> Result<(), String> {
     let from = Instant::now();
     while from.elapsed() < PATIENCE {
@@ -39,7 +39,7 @@ pub(crate) fn flip_bit(run: &Restarted<'_>) -> Result<(), String> {
     Err("no rank has weights near those of the newest checkpoint in memory".into())
 }
 
-/// Flips a bit of weights that are near those of a checkpoint. `false` if there are none.
+/// Flips a bit of weights whose values are near those in a checkpoint. Returns `false` if memory has none.
 fn flip_bit_of(run: &Restarted<'_>, step: u64) -> Result<bool, String> {
     let rank = run.case.below(run.num_ranks() as u64) as usize;
     let name = format!("step-{step:08}/rank-{rank:05}.safetensors");

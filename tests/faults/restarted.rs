@@ -233,6 +233,12 @@ impl<'a> Restarted<'a> {
         }
     }
 
+    /// Whether a launcher has printed one of these texts.
+    pub(crate) fn has_printed(&self, texts: &[&str]) -> bool {
+        let says = |job: &Job| texts.iter().any(|text| job.printed().contains(text));
+        self.launchers.iter().any(says)
+    }
+
     /// What the launchers printed last.
     fn printed(&self) -> String {
         let last = |(node, job): (usize, &Job)| {

@@ -251,8 +251,8 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         if let Some(report) = &mut self.report {
             report.sync()?;
         }
-        let kept = self.kept_steps();
-        self.trainer.core_mut().set_uploading(kept);
+        let in_use = self.steps_in_use();
+        self.trainer.core_mut().set_in_use(in_use);
         self.saves.begin(&mut self.trainer)
     }
 
@@ -273,8 +273,8 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         if let Some(report) = &mut self.report {
             report.sync()?;
         }
-        let kept = self.kept_steps();
-        self.trainer.core_mut().set_uploading(kept);
+        let in_use = self.steps_in_use();
+        self.trainer.core_mut().set_in_use(in_use);
         let saved = self.saves.save(&self.trainer)?;
         self.record_saved(Some(saved))
     }

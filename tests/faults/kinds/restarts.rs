@@ -22,6 +22,8 @@ const FAULTS: u64 = 3;
 const QUIET: Duration = Duration::from_secs(10);
 /// Some are in memory that is not used any more.
 const MOST_FLIPS: usize = 20;
+/// How ranks report what a flipped bit changed.
+const FOUND: [&str; 2] = ["is not what step", "have different copies of"];
 /// A run must do a new step within this many seconds after a fault is over.
 const BACK: f64 = 30.0;
 
@@ -227,6 +229,9 @@ pub(super) fn bit_flip(case: &Case) -> Result<(), String> {
     for _ in 0..MOST_FLIPS {
         one(case, &mut run, Fault::BitFlip).map_err(|what| format!("{name}: {what}"))?;
         if run.progress().starts.len() > starts {
+            if !run.has_printed(&FOUND) {
+                return Err(format!("{name}: nothing was said of the flipped bit"));
+            }
             return run.finish().map_err(|what| format!("{name}: {what}"));
         }
     }

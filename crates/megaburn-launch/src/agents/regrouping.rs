@@ -81,7 +81,8 @@ impl Attempts {
         }
     }
 
-    /// Lets the hosts without ranks end those that wait for a restart, so that their GPUs are free.
+    /// Lets the hosts without ranks in this attempt end the ranks that wait for a restart, so that their
+    /// GPUs are free.
     pub(super) fn free_others(&mut self) {
         let seats = &self.formation.seats;
         let has_ranks =
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_asked_once_and_only_if_more_of_them_can_train() {
+    fn ranks_are_asked_only_if_more_of_them_can_train() {
         let mut attempts = attempts(2, 2, &[0, 1]);
         attempts.formation.seats = start(&mut attempts, LONG).unwrap();
         join(&mut attempts, 2);

@@ -114,3 +114,28 @@ fn errors_stay_small_enough_to_return_by_value() {
         size_of::<TrainError>()
     );
 }
+
+#[test]
+fn checkpoints_are_suspect_since_the_last_comparison_if_memory_failed() {
+    let tensor = StateName {
+        kind: StateKind::Weight,
+        param: "head.weight".into(),
+    };
+    let differ = TrainError::ReplicasDiffer {
+        step: 12,
+        tensor: tensor.clone(),
+        ranks: [0, 1],
+        is_second_wrong: false,
+        is_own: false,
+    };
+    let changed = TrainError::StateChanged {
+        step: 9,
+        rank: 1,
+        tensor,
+        is_own: false,
+    };
+    // The state of step 8 changed after the ranks had compared it.
+    assert_eq!(differ.first_suspect(8), Some(9));
+    assert_eq!(changed.first_suspect(8), Some(8));
+    assert_eq!(TrainError::NoGpuToShare.first_suspect(8), None);
+}

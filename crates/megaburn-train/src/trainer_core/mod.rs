@@ -24,6 +24,7 @@ mod schedules;
 mod spikes;
 mod step;
 mod stored_retention;
+mod suspects;
 
 use std::{
     cell::RefCell,
@@ -56,7 +57,6 @@ use crate::{
 pub(crate) use first_times::{FirstTimes, Work};
 pub(crate) use load::difference;
 pub(crate) use origin::with_diagnosis;
-pub(crate) use owner::none_is_suspect;
 pub use progress::Progress;
 pub(crate) use reduced::{sum_over, sums_over, world_max};
 pub(crate) use replicas::Unchanged;
@@ -64,6 +64,7 @@ pub(crate) use rollback::{Rollback, Spike};
 pub(crate) use save::Record;
 pub(crate) use schedules::{Schedules, StepRates};
 pub(crate) use step::Outcome;
+pub(crate) use suspects::none_is_suspect;
 
 /// The state of a rank that trains a model of type `M`.
 #[derive(Debug)]
@@ -103,7 +104,7 @@ pub(crate) struct TrainerCore<M> {
     /// `train.keep_best_checkpoints`.
     pub(crate) eval_losses: BTreeMap<u64, f64>,
     /// The steps of checkpoints that are being uploaded.
-    uploading: BTreeSet<u64>,
+    in_use: BTreeSet<u64>,
     /// Copies to the host of an asynchronous save, which the next update waits for.
     copies_in_flight: Vec<D2hCopy>,
     /// The thread that removes what `--fresh` set aside, on rank 0 once there is a checkpoint.
@@ -165,7 +166,7 @@ impl<M: Module> TrainerCore<M> {
             enqueued: Duration::ZERO,
             run: None,
             eval_losses: BTreeMap::new(),
-            uploading: BTreeSet::new(),
+            in_use: BTreeSet::new(),
             copies_in_flight: Vec::new(),
             discarding: RefCell::new(None),
             first_times: FirstTimes::default(),

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""After how many steps a rank is named whose processor is slow.
+"""After how many steps a rank is named whose processor, or whose GPU, is slow.
 
     stragglers.py CONFIG --ranks 4 [--set KEY=VALUE].. [--megaburn './run megaburn'] [--save]
+    stragglers.py CONFIG --ranks 2 --slow-gpu --peer-python python3    # a GPU for each rank, PyTorch for the other process
     stragglers.py configs/llama-tiny.toml --ranks 3 --device cpu --set data.path=text.txt    # a trial without GPUs
 
 All ranks share a GPU. After 100 steps, in which no rank may be named, one of them has to share a processor core with three busy loops.
+With --slow-gpu each rank has a GPU of its own, and the last one has to share it with a process that multiplies small matrices in between.
 
 Writes OUT/stragglers.md, with --save also a section on top of benches/results/logging_cost.md."""
 
@@ -15,6 +17,15 @@ from section import facts, write
 
 STEPS = 100
 BUSY = 3
+
+
+# A kernel of a fraction of a millisecond, and a pause.
+OTHER = """import sys, time, torch
+a = torch.ones(2048, 2048, device="cuda", dtype=torch.bfloat16)
+while True:
+    torch.mm(a, a)
+    torch.cuda.synchronize()
+    time.sleep(float(sys.argv[1]))"""
 
 
 def last(run):
@@ -49,6 +60,9 @@ def main():
     parser.add_argument("config")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--device", help="as in `megaburn train`")
+    parser.add_argument("--slow-gpu", action="store_true")
+    parser.add_argument("--peer-python", default="python3")
+    parser.add_argument("--pause", default="0.0002", help="seconds between the kernels of the other process")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--megaburn", type=shlex.split, default=["./run", "megaburn"])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/stragglers"))
@@ -60,7 +74,7 @@ def main():
         run = pathlib.Path(folder) / "run"
         own = [f"run.dir={json.dumps(str(run))}", "train.log_interval=1", "train.steps=1000000", "train.eval_interval=0",
                "train.checkpoint_interval=0", "train.checkpoint_interval_minutes=0", "generate.tokens=0"]
-        shared = [] if args.device == "cpu" else ["--ranks-per-gpu", args.ranks]
+        shared = [] if args.device == "cpu" or args.slow_gpu else ["--ranks-per-gpu", args.ranks]
         command = [*args.megaburn, "launch", "--nproc", args.ranks, *shared, "--", *args.megaburn, "train", "--config", args.config]
         command += ["--layout", f"dp{args.ranks}"] + (["--device", args.device] if args.device else [])
         command += [word for one in args.set + own for word in ("--set", one)]
@@ -70,9 +84,12 @@ def main():
         try:
             wait(f"step {STEPS}", launcher, lambda: last(run) >= STEPS, 300)
             before, first = named(run), last(run)
-            core = str(max(os.sched_getaffinity(0)))
-            subprocess.run(["taskset", "-a", "-cp", core, str(process_of(slow, run))], stdout=subprocess.DEVNULL, check=True)
-            busy = [subprocess.Popen(["taskset", "-c", core, "sh", "-c", "while :; do :; done"]) for _ in range(BUSY)]
+            if args.slow_gpu:
+                busy = [subprocess.Popen([args.peer_python, "-c", OTHER, args.pause], env={**os.environ, "CUDA_VISIBLE_DEVICES": str(slow)})]
+            else:
+                core = str(max(os.sched_getaffinity(0)))
+                subprocess.run(["taskset", "-a", "-cp", core, str(process_of(slow, run))], stdout=subprocess.DEVNULL, check=True)
+                busy = [subprocess.Popen(["taskset", "-c", core, "sh", "-c", "while :; do :; done"]) for _ in range(BUSY)]
             wait("straggler", launcher, lambda: len(named(run)) > len(before), 300)
             found = named(run)[len(before)]
         finally:
@@ -85,7 +102,8 @@ def main():
                 launcher.kill()
     rows = ["| named before | slow rank | from step | named rank | at step | section | slower |", "|---:|---:|---:|---:|---:|---|---:|",
             f"| {len(before)} | {slow} | {first} | {found['rank']} | {found['straggler']} | {found['section']} | {found['slower']:.0%} |"]
-    write(args, "stragglers", "logging_cost", f"a rank of {args.ranks} with a slow processor", "\n".join(rows) + "\n\n" + facts(args.ranks, args.device))
+    part = "GPU" if args.slow_gpu else "processor"
+    write(args, "stragglers", "logging_cost", f"a rank of {args.ranks} with a slow {part}", "\n".join(rows) + "\n\n" + facts(args.ranks, args.device))
 
 
 if __name__ == "__main__":

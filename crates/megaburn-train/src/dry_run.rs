@@ -15,9 +15,9 @@ use crate::{
     estimate::{MemoryEstimate, RankParams, Scores},
     resume_error::ResumeError,
     run::find_place,
-    run_folder::names::CHECKPOINTS,
+    run_folder::{Marker, names::CHECKPOINTS},
     trainer::{Reading, changes_since, check_model, check_reading, read_state},
-    trainer_core::none_is_suspect,
+    trainer_core::check_suspects,
 };
 
 /// Checks everything that a start of this run checks before it trains: the configuration, the
@@ -91,7 +91,12 @@ fn resumed(
     let latest = newest(&checkpoints)?;
     let Some(checkpoint) = latest.checkpoint else {
         return match latest.refused.into_iter().next() {
-            None => none_is_suspect(&checkpoints, None).map(|()| None),
+            None => {
+                let run = Path::new(&config.run.dir);
+                let marker = Marker::read(run)?;
+                let run_id = marker.as_ref().map(|marker| marker.run_id.as_str());
+                check_suspects(&checkpoints, run, run_id).map(|_| None)
+            }
             Some(refused) => Err(ResumeError::AllDamaged {
                 path: refused.path,
                 why: refused.why,

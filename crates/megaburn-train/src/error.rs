@@ -145,7 +145,7 @@ pub enum TrainError {
     },
     #[error(
         "on rank {rank} {tensor} is not what step {} left, found at the update of step {step}: the \
-        memory of rank {rank} failed; resume from a checkpoint without that GPU or host",
+        memory of rank {rank} failed; resume the run without that GPU or host",
         step.saturating_sub(1)
     )]
     StateChanged {

@@ -137,7 +137,6 @@ impl<T: RunTrainer> RankRun<'_, T> {
             saves: Saves::new(saved),
             stored,
             compared,
-            saved_steps: vec![compared],
             has_trained: false,
             pulse,
             // On GPUs the first step compiles kernels and times GEMMs, separately on each rank.

@@ -49,7 +49,7 @@ use crate::{
 pub(crate) use decoder::describe_decoder;
 use logs::{open_logs, start_alerts};
 use picture::Picture;
-pub(crate) use saved::last_saved_step;
+pub(crate) use saved::saved_steps;
 use stamp::Stamp;
 use start::StartMetrics;
 

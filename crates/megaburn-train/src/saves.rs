@@ -200,6 +200,12 @@ impl Saves {
         Ok(Some(saved))
     }
 
+    /// Gives up the checkpoint of step `step` if it is being written. If it is complete already, only
+    /// the deletion of older ones ends.
+    pub(crate) fn give_up(&mut self, step: u64) {
+        self.pending.take_if(|pending| pending.save.step() == step);
+    }
+
     /// Turns the failure of one checkpoint into a warning.
     fn unless_lost<T>(
         &mut self,

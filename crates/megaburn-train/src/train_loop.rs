@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! while steps remain {
-//!     evaluate if due; step; report; roll back after a spike; check replicas if due
-//!     continue the asynchronous save; save if due or stopped
+//!     evaluate if due; step; report; roll back after a spike; compare the state if due
+//!     continue the asynchronous save; save if due or stopped, after comparing the state
 //! }
 //! save; evaluate; sample
 //! ```
@@ -53,8 +53,6 @@ pub(crate) struct TrainLoop<'a, T> {
     /// The last step whose state the ranks have compared; at first the step from which this start
     /// continued.
     pub(crate) compared: u64,
-    /// The steps of the checkpoints of this start, and the step from which it continued.
-    pub(crate) saved_steps: Vec<u64>,
     /// Whether this start has done a step.
     pub(crate) has_trained: bool,
     /// Signals that this rank is alive, at each step.
@@ -194,8 +192,7 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         self.roll_back()?;
         let train = &self.config.train;
         if due(metrics.step, train.check_replicas_interval) {
-            self.trainer.core_mut().check_state()?;
-            self.compared = metrics.step;
+            self.compare_state()?;
         }
         let written = self.saves.advance(&self.trainer)?;
         self.record_saved(written)?;
@@ -225,8 +222,12 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         Ok(())
     }
 
-    /// Completes the pending checkpoint of a run that all ranks end because of `error`.
+    /// Completes the pending checkpoint of a run that all ranks end because of `error`, unless it may
+    /// hold wrong values.
     fn keep_pending(&mut self, error: TrainError) -> Result<Ended, TrainError> {
+        if let Some(step) = error.suspect_step(self.compared) {
+            self.set_aside_suspect(step);
+        }
         let written = self.saves.finish(&self.trainer);
         if let Err(lost) = written.and_then(|written| self.record_saved(written)) {
             tracing::warn!("{lost}");
@@ -234,13 +235,13 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         if let Err(lost) = self.finish_uploads() {
             tracing::warn!("{lost}");
         }
-        self.set_aside_suspects(&error);
         Err(error)
     }
 
     /// Saves at an interval. With `train.async_save`, a save that is due while another is being
     /// written waits for it.
     fn save_at_interval(&mut self) -> Result<(), TrainError> {
+        self.compare_before_save()?;
         let _part = self.trainer.core().part("save");
         let _saving = self.groups.world.phase(Phase::Save);
         let written = self.saves.finish(&self.trainer)?;
@@ -251,13 +252,14 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         if let Some(report) = &mut self.report {
             report.sync()?;
         }
-        let in_use = self.steps_in_use();
-        self.trainer.core_mut().set_in_use(in_use);
+        let uploading = self.stored.pending_steps();
+        self.trainer.core_mut().set_uploading(uploading);
         self.saves.begin(&mut self.trainer)
     }
 
     /// Saves and waits until everything is on disk.
     fn save(&mut self) -> Result<(), TrainError> {
+        self.compare_before_save()?;
         let written = {
             let _saving = self.groups.world.phase(Phase::Save);
             self.saves.finish(&self.trainer)?
@@ -273,8 +275,8 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         if let Some(report) = &mut self.report {
             report.sync()?;
         }
-        let in_use = self.steps_in_use();
-        self.trainer.core_mut().set_in_use(in_use);
+        let uploading = self.stored.pending_steps();
+        self.trainer.core_mut().set_uploading(uploading);
         let saved = self.saves.save(&self.trainer)?;
         self.record_saved(Some(saved))
     }
@@ -282,7 +284,6 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
     /// Records a checkpoint that was completed, if any.
     fn record_saved(&mut self, saved: Option<SavedCheckpoint>) -> Result<(), TrainError> {
         let Some(saved) = saved else { return Ok(()) };
-        self.saved_steps.push(saved.step);
         if let Some(state) = &mut self.state {
             state.saved(saved.step);
         }

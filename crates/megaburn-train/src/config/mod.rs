@@ -69,6 +69,7 @@ mod recompute;
 mod reference;
 mod removed;
 mod require;
+mod retention;
 mod rope;
 mod run_dir;
 mod schedule;

@@ -90,8 +90,8 @@ pub struct TrainingConfig {
     /// training continues with the older one. Default: training waits until a checkpoint is on disk.
     pub async_save: bool,
     /// Steps between comparisons of the weights, masters, moments and gradients that ranks hold copies
-    /// of; 0 never compares. The update after a comparison also finds weights, masters and moments of
-    /// each rank that have changed since.
+    /// of; 0 never compares. Ranks then compare before each checkpoint, too. The update after a
+    /// comparison also finds weights, masters and moments of each rank that have changed since.
     pub check_replicas_interval: u64,
     /// Steps between comparisons of the time that ranks need for their own work, without waits. A rank
     /// that is slower than the others is named; 0 compares nothing.
@@ -121,7 +121,7 @@ pub struct TrainingConfig {
     /// always logged.
     pub log_max_attention_logit: bool,
     /// Number of checkpoints that are kept; older ones are removed, except those of the next two
-    /// keys.
+    /// keys. With `check_replicas_interval` at least 2.
     #[schemars(extend("minimum" = 1))]
     pub keep_checkpoints: usize,
     /// Checkpoints whose step is a multiple of this number are always kept; 0 keeps none for that
@@ -302,6 +302,7 @@ impl TrainingConfig {
             ramp.validate(self.global_batch)?;
         }
         self.num_micro_batches(1)?;
+        self.validate_retention()?;
         self.validate_exits()
     }
 

@@ -26,15 +26,11 @@ impl TrainError {
         )
     }
 
-    /// The first step whose checkpoint may hold wrong values, if the memory of a rank failed.
-    /// `compared` is the last step whose state all ranks have compared.
-    pub(crate) fn first_suspect(&self, compared: u64) -> Option<u64> {
-        match self {
-            Self::ReplicasDiffer { .. } => Some(compared + 1),
-            // The state changed after it was compared; a checkpoint of it may have been written since.
-            Self::StateChanged { .. } => Some(compared),
-            _ => None,
-        }
+    /// The step whose checkpoint may hold wrong values. `compared` is the last step whose state all
+    /// ranks have compared: no later checkpoint exists.
+    pub(crate) fn suspect_step(&self, compared: u64) -> Option<u64> {
+        // The state changed after it was compared, and its checkpoint may have been written since.
+        matches!(self, Self::StateChanged { .. }).then_some(compared)
     }
 
     /// The exit code of a process that fails with this error.

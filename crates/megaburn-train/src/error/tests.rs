@@ -62,7 +62,7 @@ use crate::{diagnosis::NonFiniteOrigin, exit::Exit, state_name::StateKind};
         is_own: true,
     },
     "on rank 3 the master of `head.weight` is not what step 7 left, found at the update of step 8: \
-    the memory of rank 3 failed; resume from a checkpoint without that GPU or host",
+    the memory of rank 3 failed; resume the run without that GPU or host",
     Exit::Failed
 )]
 #[case(
@@ -134,8 +134,8 @@ fn checkpoints_are_suspect_since_the_last_comparison_if_memory_failed() {
         tensor,
         is_own: false,
     };
-    // The state of step 8 changed after the ranks had compared it.
-    assert_eq!(differ.first_suspect(8), Some(9));
-    assert_eq!(changed.first_suspect(8), Some(8));
-    assert_eq!(TrainError::NoGpuToShare.first_suspect(8), None);
+    // The state of step 8 changed after the ranks had compared it, and may have been saved since.
+    assert_eq!(changed.suspect_step(8), Some(8));
+    // Checkpoints are written after a comparison only.
+    assert_eq!(differ.suspect_step(8), None);
 }

@@ -40,9 +40,10 @@ impl Reporter<'_> {
     }
 }
 
-/// The step of the last checkpoint that `metrics.jsonl` of the run in `dir` names.
-pub(crate) fn last_saved_step(dir: &Path) -> Option<u64> {
-    let text = fs::read_to_string(dir.join(METRICS)).ok()?;
+/// The steps of the checkpoints that `metrics.jsonl` of the run in `dir` names, in the order of lines.
+pub(crate) fn saved_steps(dir: &Path) -> impl DoubleEndedIterator<Item = u64> {
+    let text = fs::read_to_string(dir.join(METRICS)).unwrap_or_default();
     let step = |line: &str| serde_json::from_str::<Value>(line).ok()?["checkpoint"].as_u64();
-    text.lines().rev().find_map(step)
+    let steps: Vec<u64> = text.lines().filter_map(step).collect();
+    steps.into_iter()
 }

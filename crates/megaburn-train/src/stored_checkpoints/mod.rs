@@ -211,8 +211,15 @@ impl StoredCheckpoints {
         run.map_or(Ok(()), |run| run.uploads.check_last())
     }
 
+    /// Gives up the upload of step `step`, if it waits or has begun.
+    pub(crate) fn give_up(&mut self, step: u64) {
+        if let Some(run) = &mut self.0 {
+            run.uploads.give_up(step);
+        }
+    }
+
     /// Deletes the checkpoints in the store from step `step` on, and returns their steps. No upload
-    /// may be pending.
+    /// of them may be pending.
     ///
     /// # Errors
     /// The store cannot be listed or written, or another start has taken over.

@@ -81,6 +81,13 @@ impl Uploads {
         uploading.chain(waiting).collect()
     }
 
+    /// Gives up the upload of step `step`, if it waits or has begun.
+    pub(super) fn give_up(&mut self, step: u64) {
+        self.waiting.take_if(|waiting| waiting.step == step);
+        self.uploading
+            .take_if(|pending| pending.upload.step() == step);
+    }
+
     /// Opens the checkpoint in the folder `path`, which then waits.
     pub(super) fn add(
         &mut self,

@@ -7,7 +7,7 @@ mod gpu;
 mod gpu_times;
 mod rule;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, num::NonZero, thread, time::Duration};
 
 use burn::prelude::Device;
 use megaburn_collective::{CollectiveError, Group, ProcessGroups, SectionTime, host_name, objects};
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use gpu::GpuProbe;
 pub(crate) use rule::Straggler;
-use rule::{Comparison, WindowWork};
+use rule::{Comparison, SLOWER, SLOWER_IN_TURNS, WindowWork};
 
 /// GPUs multiply matrices again after steps that took this many seconds, so that an H100
 /// spends a 500th of its time on them.
@@ -50,6 +50,8 @@ pub(crate) struct RankPlace {
     pub(crate) gpu: Option<usize>,
     /// Ranks with equal numbers do the same work.
     work: u64,
+    /// The number of cores that the host lets its processes use.
+    num_cores: usize,
 }
 
 /// A straggler with its place.
@@ -77,6 +79,7 @@ impl Stragglers {
                 host: host_name(),
                 gpu,
                 work: work_of(groups),
+                num_cores: thread::available_parallelism().map_or(usize::MAX, NonZero::get),
             },
             has_gpus: gpu.is_some(),
             has_gpu_alone: gpu.is_some() && ranks_per_gpu == 1,
@@ -148,7 +151,11 @@ impl Stragglers {
         let (places, comparison) = self.ranks.get_or_insert_with(|| {
             let places: Vec<RankPlace> = places.into_iter().flatten().collect();
             let work = places.iter().map(|place| place.work).collect();
-            (places, Comparison::new(work, self.has_gpus, self.interval))
+            let take_turns =
+                !self.has_gpus && places.iter().any(|place| takes_turns(place, &places));
+            let slower = if take_turns { SLOWER_IN_TURNS } else { SLOWER };
+            let comparison = Comparison::new(work, self.has_gpus, self.interval);
+            (places, comparison.with_slower(slower))
         });
         let placed = |straggler: Straggler| PlacedStraggler {
             place: places[straggler.rank].clone(),
@@ -156,6 +163,12 @@ impl Stragglers {
         };
         Ok(comparison.add(window).into_iter().map(placed).collect())
     }
+}
+
+/// Whether the host of a rank has fewer cores than ranks.
+fn takes_turns(place: &RankPlace, places: &[RankPlace]) -> bool {
+    let on_host = places.iter().filter(|other| other.host == place.host);
+    on_host.count() > place.num_cores
 }
 
 /// A number that is equal for ranks which do the same work: those of a pipeline stage, with experts

@@ -5,7 +5,7 @@
 //! slow in a window if its time is at least 5% above the median of the times of the other ranks that
 //! do the same work, and a straggler if it is slow in as many windows in a row as always fit into 50
 //! steps. GPUs, which all multiply the same matrices, are compared with all others, in as many
-//! windows, but at least four.
+//! windows, but at least four. Ranks that compute on fewer cores than they are must be 25% slower.
 //!
 //! Similar: NVIDIA Resiliency Extension's relative scores
 //! (`nvidia_resiliency_ext/attribution/straggler`), which also divide medians of a rank by those of
@@ -19,6 +19,8 @@ use super::gpu_times::{GpuTimes, GpuWindows};
 
 /// How much slower a straggler is, as a fraction of the work of the others.
 pub(super) const SLOWER: f64 = 0.05;
+/// The same where ranks take turns on the cores of their host, which disturbs some more than others.
+pub(super) const SLOWER_IN_TURNS: f64 = 0.25;
 /// A straggler is named within this number of steps, if they have room for two windows.
 pub(super) const STEPS: u64 = 50;
 /// Of the times of a window, the one that counts.
@@ -80,6 +82,8 @@ pub(super) struct Comparison {
     /// By rank: ranks with equal numbers do the same work.
     work: Vec<u64>,
     has_gpus: bool,
+    /// How much slower a straggler is, as a fraction.
+    slower: f64,
     /// The number of windows that always fit into [`STEPS`] steps.
     num_windows: usize,
     windows: VecDeque<Vec<WindowWork>>,
@@ -97,10 +101,16 @@ impl Comparison {
             gpus: GpuWindows::new(work.len(), num_windows.max(4)),
             work,
             has_gpus,
+            slower: SLOWER,
             num_windows,
             windows: VecDeque::new(),
             named: BTreeSet::new(),
         }
+    }
+
+    /// Sets how much slower a straggler is, as a fraction.
+    pub(super) fn with_slower(self, slower: f64) -> Self {
+        Self { slower, ..self }
     }
 
     /// Adds a window, which has the work of each rank, and returns the ranks that have not been
@@ -126,7 +136,7 @@ impl Comparison {
     }
 
     fn is_slow(&self, rank: usize, is_gpu: bool) -> bool {
-        let is_slow = |excess: Option<f64>| excess.is_some_and(|excess| excess >= SLOWER);
+        let is_slow = |excess: Option<f64>| excess.is_some_and(|excess| excess >= self.slower);
         if is_gpu {
             let is_slow = |window| is_slow(excess_of_gpu(window, rank));
             return self
@@ -207,7 +217,7 @@ fn excess_of_gpu(window: &GpuTimes, rank: usize) -> Option<f64> {
     let others = others.filter_map(|(other, time)| time.filter(|_| other != rank));
     let others: Vec<f64> = others.collect();
     let own = window[rank]?;
-    (others.len() > 1).then(|| own / quantile(others, 0.5) - 1.0)
+    (!others.is_empty()).then(|| own / quantile(others, 0.5) - 1.0)
 }
 
 /// The value below which `part` of the values are; the mean of the two middle ones for the median of
@@ -299,6 +309,17 @@ mod tests {
     }
 
     #[test]
+    fn ranks_that_take_turns_on_cores_must_be_much_slower() {
+        for (data, is_named) in [(2.0, false), (4.0, true)] {
+            let ranks = [EVEN[0], [data, 9.0], EVEN[2]];
+            let mut comparison =
+                Comparison::new(vec![0; 3], false, 10).with_slower(SLOWER_IN_TURNS);
+            let windows = (0..6).map(|_| comparison.add(window(&ranks, |_, _| 1.0)));
+            assert_eq!(windows.flatten().count(), usize::from(is_named));
+        }
+    }
+
+    #[test]
     fn only_ranks_with_the_same_work_are_compared() {
         let windows = vec![
             window(
@@ -337,5 +358,7 @@ mod tests {
                 (3, "GPU", 1)
             );
         }
+        let two = [1.0, 1.08].map(work).to_vec();
+        assert_eq!(found(&[0, 0], &vec![two; 6], true).concat()[0].rank, 1);
     }
 }

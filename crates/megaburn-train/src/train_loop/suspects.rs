@@ -1,43 +1,62 @@
-//! Checkpoints that may hold wrong values, because the memory of a rank failed.
+//! Compares the ranks' state before each checkpoint, and sets one aside that may hold wrong values all
+//! the same, because the memory of a rank failed.
 
-use std::collections::BTreeSet;
+use megaburn_collective::Phase;
 
 use super::TrainLoop;
 use crate::{error::TrainError, run_trainer::RunTrainer};
 
 impl<T: RunTrainer> TrainLoop<'_, T> {
-    /// The steps whose checkpoints the next save does not delete: those that are being uploaded (on NFS,
-    /// a file that another host deletes is gone although it is open here), and, if ranks compare their
-    /// state, the newest one before the last comparison. The run can continue from that one.
-    pub(super) fn steps_in_use(&mut self) -> BTreeSet<u64> {
-        let mut in_use = self.stored.pending_steps();
-        if self.config.train.check_replicas_interval > 0 {
-            let is_sound = |step: &&u64| **step < self.compared;
-            let newest = self.saved_steps.iter().filter(is_sound).max().copied();
-            self.saved_steps.retain(|step| Some(*step) >= newest);
-            in_use.extend(newest);
-        }
-        in_use
+    /// Compares what several ranks hold copies of.
+    ///
+    /// # Errors
+    /// Two ranks differ, or a device cannot be read.
+    /// # Collective
+    /// All ranks.
+    pub(super) fn compare_state(&mut self) -> Result<(), TrainError> {
+        self.trainer.core_mut().check_state()?;
+        self.compared = self.trainer.core().progress().step;
+        Ok(())
     }
 
-    /// Sets aside the checkpoints since the last comparison, if `error` says that the memory of a rank
-    /// failed: the next start continues from an older one. Copies of them in
-    /// `train.checkpoint_store` are deleted, so that the right ones take their place.
-    pub(super) fn set_aside_suspects(&self, error: &TrainError) {
-        let Some(step) = error.first_suspect(self.compared) else {
-            return;
-        };
-        self.trainer.core().set_aside_since(step);
+    /// As [`compare_state`](Self::compare_state), if ranks compare their state at all and have not
+    /// done so after this step. So no checkpoint holds a difference that a comparison can find.
+    pub(super) fn compare_before_save(&mut self) -> Result<(), TrainError> {
+        let is_compared = self.compared == self.trainer.core().progress().step;
+        if self.config.train.check_replicas_interval == 0 || is_compared {
+            return Ok(());
+        }
+        self.compare_state()
+    }
+
+    /// Sets aside the checkpoint of step `step`, the newest, because the memory of a rank may have
+    /// failed before it was complete: the next start continues from an older one. Its copy in
+    /// `train.checkpoint_store` is deleted, so that the right one takes its place.
+    ///
+    /// # Collective
+    /// All ranks; one bit.
+    pub(super) fn set_aside_suspect(&mut self, step: u64) {
+        // A launcher ends the other ranks soon after the first one has failed.
+        let _saving = self.groups.world.phase(Phase::Save);
+        self.saves.give_up(step);
+        self.stored.give_up(step);
+        self.trainer.core().set_aside_suspect(step);
         if self.groups.is_main() {
             match self.stored.delete_since(step) {
                 Ok(deleted) => deleted.iter().for_each(|step| {
                     tracing::warn!("the copy of step {step} in train.checkpoint_store was deleted");
                 }),
                 Err(error) => tracing::warn!(
-                    "train.checkpoint_store may have checkpoints with wrong values since step \
-                    {step}: {error}"
+                    "train.checkpoint_store may have a checkpoint of step {step} with wrong values: \
+                    {error}"
                 ),
             }
         }
+        if let Err(error) = self.groups.world.barrier() {
+            tracing::warn!("{error}: the checkpoint of step {step} may not be renamed everywhere");
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

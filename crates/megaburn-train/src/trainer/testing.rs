@@ -8,7 +8,7 @@ use megaburn_parallel::{load_params, read_params};
 
 use crate::{config::ConfigLayers, data::RunData, error::TrainError, trainer::Trainer};
 
-const CONFIG: &str = "
+pub(crate) const CONFIG: &str = "
 [model]
 hidden = 16
 ffn = 32

@@ -48,8 +48,7 @@ impl<M: Module> TrainerCore<M> {
                 }
                 .into()),
                 None => {
-                    self.check_none_suspect(&place)?;
-                    self.check_never_saved(&place)?;
+                    self.check_may_begin(&place)?;
                     Ok(None)
                 }
             };

@@ -64,7 +64,7 @@ pub(crate) use rollback::{Rollback, Spike};
 pub(crate) use save::Record;
 pub(crate) use schedules::{Schedules, StepRates};
 pub(crate) use step::Outcome;
-pub(crate) use suspects::none_is_suspect;
+pub(crate) use suspects::check_suspects;
 
 /// The state of a rank that trains a model of type `M`.
 #[derive(Debug)]
@@ -104,13 +104,13 @@ pub(crate) struct TrainerCore<M> {
     /// `train.keep_best_checkpoints`.
     pub(crate) eval_losses: BTreeMap<u64, f64>,
     /// The steps of checkpoints that are being uploaded.
-    in_use: BTreeSet<u64>,
+    uploading: BTreeSet<u64>,
     /// Copies to the host of an asynchronous save, which the next update waits for.
     copies_in_flight: Vec<D2hCopy>,
     /// The thread that removes what `--fresh` set aside, on rank 0 once there is a checkpoint.
     discarding: RefCell<Option<Background<()>>>,
     pub(crate) first_times: FirstTimes,
-    unchanged: Unchanged,
+    pub(crate) unchanged: Unchanged,
     /// Records the parts of steps while a profile is taken.
     pub(crate) spans: Spans,
     /// Counts activations in a step whose statistics are logged.
@@ -166,7 +166,7 @@ impl<M: Module> TrainerCore<M> {
             enqueued: Duration::ZERO,
             run: None,
             eval_losses: BTreeMap::new(),
-            in_use: BTreeSet::new(),
+            uploading: BTreeSet::new(),
             copies_in_flight: Vec::new(),
             discarding: RefCell::new(None),
             first_times: FirstTimes::default(),

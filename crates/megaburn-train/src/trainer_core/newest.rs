@@ -12,7 +12,7 @@ use toml::Table;
 
 use crate::{
     error::TrainError,
-    report::last_saved_step,
+    report::saved_steps,
     resume_error::ResumeError,
     run_folder::{config_of, names::CHECKPOINTS},
     start::settle,
@@ -77,32 +77,21 @@ impl<M: Module> TrainerCore<M> {
     }
 
     /// Fails if the run has saved, but no checkpoint was found because the folders of the hosts are
-    /// other ones now. Without this, the run would start anew.
-    ///
-    /// # Collective
-    /// All ranks.
+    /// other ones now.
     pub(crate) fn check_never_saved(&self, place: &Place) -> Result<(), TrainError> {
-        let check = || {
-            let place = match (self.other_place(), place.hosts()) {
-                (None, None) => return Ok(()),
-                (Some(last), _) => format!("`{}`, unlike `{last}`,", place.dir().display()),
-                (None, Some(hosts)) => format!(
-                    "`{}` of the hosts {} (MEGABURN_HOST gives a host another name)",
-                    place.dir().display(),
-                    hosts.names().join(", ")
-                ),
-            };
-            match last_saved_step(Path::new(&self.config.run.dir)) {
-                Some(step) => Err(ResumeError::NoneFound { step, place }.into()),
-                None => Ok(()),
-            }
+        let place = match (self.other_place(), place.hosts()) {
+            (None, None) => return Ok(()),
+            (Some(last), _) => format!("`{}`, unlike `{last}`,", place.dir().display()),
+            (None, Some(hosts)) => format!(
+                "`{}` of the hosts {} (MEGABURN_HOST gives a host another name)",
+                place.dir().display(),
+                hosts.names().join(", ")
+            ),
         };
-        let mine = if self.groups.is_main() {
-            check()
-        } else {
-            Ok(())
-        };
-        settle(&self.groups.world, mine)
+        match saved_steps(Path::new(&self.config.run.dir)).next_back() {
+            Some(step) => Err(ResumeError::NoneFound { step, place }.into()),
+            None => Ok(()),
+        }
     }
 
     /// The chunks of a checkpoint that this rank reads to resume.

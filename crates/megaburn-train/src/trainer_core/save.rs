@@ -150,7 +150,7 @@ impl<M: Module> TrainerCore<M> {
             every: train.keep_checkpoints_every,
             best: train.keep_best_checkpoints,
             losses: self.eval_losses.clone(),
-            in_use: self.in_use.clone(),
+            in_use: self.uploading.clone(),
         }
     }
 

@@ -6,9 +6,10 @@ use megaburn_checkpoint::Retention;
 use crate::trainer_core::TrainerCore;
 
 impl<M: Module> TrainerCore<M> {
-    /// Sets the steps whose checkpoints the next save does not delete.
-    pub(crate) fn set_in_use(&mut self, steps: BTreeSet<u64>) {
-        self.in_use = steps;
+    /// Sets the steps whose checkpoints the next save does not delete, because they are being
+    /// uploaded: on NFS, a file that another host deletes is gone although it is open here.
+    pub(crate) fn set_uploading(&mut self, steps: BTreeSet<u64>) {
+        self.uploading = steps;
     }
 
     /// Which checkpoints stay in `train.checkpoint_store`.

@@ -1,6 +1,6 @@
 //! Checkpoints that may hold wrong values, because the memory of a rank failed.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use megaburn_checkpoint::{
@@ -8,13 +8,14 @@ use megaburn_checkpoint::{
 };
 
 use crate::{
-    error::TrainError, resume_error::ResumeError, start::settle, trainer_core::TrainerCore,
+    error::TrainError, report::saved_steps, resume_error::ResumeError, start::settle,
+    trainer_core::TrainerCore,
 };
 
 impl<M: Module> TrainerCore<M> {
-    /// Renames the run's checkpoints from step `step` on, which may hold wrong values, so that no start
-    /// continues from them.
-    pub(crate) fn set_aside_since(&self, step: u64) {
+    /// Renames the run's checkpoint of step `step`, if it has one, because it may hold wrong values. No
+    /// start continues from it then.
+    pub(crate) fn set_aside_suspect(&self, step: u64) {
         let place = self.place();
         let Some(run) = self
             .run
@@ -24,42 +25,65 @@ impl<M: Module> TrainerCore<M> {
             return;
         };
         let own = checkpoints_of(place.dir(), &run.id).unwrap_or_else(|error| {
-            tracing::warn!("{error}: a checkpoint since step {step} may hold wrong values");
+            tracing::warn!("{error}: the checkpoint of step {step} may hold wrong values");
             Vec::new()
         });
-        for (_, path) in own.into_iter().filter(|(of, _)| *of >= step) {
-            let it = path.display();
-            match set_aside_suspect(&path) {
-                Ok(aside) => tracing::warn!(
-                    "{it} may hold wrong values: it was set aside as {}",
-                    aside.display()
-                ),
-                Err(error) => {
-                    tracing::warn!("{it} may hold wrong values, and cannot be renamed: {error}");
-                }
+        let Some((_, path)) = own.into_iter().find(|(of, _)| *of == step) else {
+            return;
+        };
+        let it = path.display();
+        match set_aside_suspect(&path) {
+            Ok(aside) => tracing::warn!(
+                "{it} may hold wrong values: it was set aside as {}",
+                aside.display()
+            ),
+            Err(error) => {
+                tracing::warn!("{it} may hold wrong values, and cannot be renamed: {error}");
             }
         }
     }
 
-    /// Fails if all checkpoints of the run may hold wrong values. Without this, it would start anew.
+    /// Fails if the run has no checkpoint that can be used, but has saved before. Without this, it
+    /// would start anew.
     ///
     /// # Collective
     /// All ranks.
-    pub(crate) fn check_none_suspect(&self, place: &Place) -> Result<(), TrainError> {
-        let mine = match self.groups.is_main() {
-            true => none_is_suspect(place.dir(), self.run.as_ref().map(|run| run.id.as_str())),
-            false => Ok(()),
+    pub(crate) fn check_may_begin(&self, place: &Place) -> Result<(), TrainError> {
+        let run_id = self.run.as_ref().map(|run| run.id.as_str());
+        let run = Path::new(&self.config.run.dir);
+        let check = || match check_suspects(place.dir(), run, run_id)? {
+            Some(suspect) => {
+                tracing::warn!(
+                    "`{}` is the first checkpoint of the run and may hold wrong values: the run \
+                    starts again at step 1",
+                    suspect.display()
+                );
+                Ok(())
+            }
+            None => self.check_never_saved(place),
+        };
+        let mine = if self.groups.is_main() {
+            check()
+        } else {
+            Ok(())
         };
         settle(&self.groups.world, mine)
     }
 }
 
-/// Fails if a checkpoint of a run, or of any, was set aside because it may hold wrong values; the error
-/// names the newest.
-pub(crate) fn none_is_suspect(dir: &Path, run_id: Option<&str>) -> Result<(), TrainError> {
+/// Finds the checkpoint in `dir` that was set aside because it may hold wrong values, of a run or of
+/// any. `run` is the folder of the run, which has no other checkpoint.
+///
+/// # Errors
+/// The run has saved an earlier one, which is lost: it could have continued from that.
+pub(crate) fn check_suspects(
+    dir: &Path,
+    run: &Path,
+    run_id: Option<&str>,
+) -> Result<Option<PathBuf>, TrainError> {
     // A run that begins has no folder yet.
     if !dir.is_dir() {
-        return Ok(());
+        return Ok(None);
     }
     let mut found = list_checkpoints(dir)?;
     found.retain(|listed| {
@@ -70,8 +94,10 @@ pub(crate) fn none_is_suspect(dir: &Path, run_id: Option<&str>) -> Result<(), Tr
         };
         listed.state == CheckpointState::Suspect && is_own()
     });
+    let earliest = found.first().and_then(|listed| listed.step);
+    let has_earlier = saved_steps(run).any(|saved| earliest.is_some_and(|step| saved < step));
     match found.pop() {
-        Some(newest) => Err(ResumeError::AllSuspect { path: newest.path }.into()),
-        None => Ok(()),
+        Some(newest) if has_earlier => Err(ResumeError::AllSuspect { path: newest.path }.into()),
+        newest => Ok(newest.map(|newest| newest.path)),
     }
 }

@@ -257,7 +257,7 @@ fn a_bit_that_changes_between_updates_is_found(
     for (error, _) in errors {
         let expected = format!(
             "on rank {rank} the {kind} of `{param}` is not what step 1 left, found at the update of \
-            step 2: the memory of rank {rank} failed; resume from a checkpoint without that GPU or \
+            step 2: the memory of rank {rank} failed; resume the run without that GPU or \
             host"
         );
         assert_eq!(error, expected);

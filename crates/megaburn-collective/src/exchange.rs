@@ -119,7 +119,8 @@ impl Group {
     pub(crate) fn record_failure(&self, link: &RankContext, error: &CollectiveError) {
         // Dump the recorder for the first failure only; later dumps would repeat it.
         if fail(self.global_rank(), &*link.transport, &link.failure, error) && !error.is_echo() {
-            tracing::error!("{error}\n{}", self.flight_dump());
+            let dump = link.recorder.dump_after(self.global_rank(), error);
+            tracing::error!("{error}\n{dump}");
         }
     }
 

@@ -267,7 +267,7 @@ impl Group {
         self.0
             .link
             .as_ref()
-            .map(|link| link.recorder.dump(rank))
+            .map(|link| link.recorder.dump_all(rank))
             .unwrap_or_default()
     }
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{call::Call, fault::Channel, traced::CallTrace};
+use crate::{call::Call, error::CollectiveError, fault::Channel, traced::CallTrace};
 
 /// The progress of a recorded collective.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,15 +124,29 @@ impl FlightRecorder {
             .map(|record| record.call.clone())
     }
 
-    /// The records as text, one line each; only the first and the last of many.
-    pub(crate) fn dump(&self, rank: usize) -> String {
+    /// The records as text for the report of `error`. Where a peer is gone, the calls before say
+    /// little, so only a few are in it.
+    pub(crate) fn dump_after(&self, rank: usize, error: &CollectiveError) -> String {
+        match error {
+            CollectiveError::PeerLost { .. } => self.dump(rank, Self::KEPT / 8),
+            _ => self.dump(rank, Self::KEPT),
+        }
+    }
+
+    /// The records as text, one line each.
+    pub(crate) fn dump_all(&self, rank: usize) -> String {
+        self.dump(rank, Self::KEPT)
+    }
+
+    /// The records as text, one line each; of more than `most` only the first and the last ones.
+    fn dump(&self, rank: usize, most: usize) -> String {
         let lines: Vec<_> = self
             .records()
             .into_iter()
             .map(|record| format!("  {record}\n"))
             .collect();
-        let left_out = lines.len().saturating_sub(Self::KEPT);
-        let (first, rest) = lines.split_at(lines.len().min(Self::KEPT / 2));
+        let left_out = lines.len().saturating_sub(most);
+        let (first, rest) = lines.split_at(lines.len().min(most / 2));
         let first = first.concat();
         let last = rest[left_out..].concat();
         let between = match left_out {
@@ -212,7 +226,7 @@ mod tests {
         (1..300).for_each(|seq| recorder.finish(start(seq), None));
         assert_eq!(recorder.records()[0].call.seq, 0);
         assert_eq!(recorder.records().len(), 300);
-        let dump = recorder.dump(2);
+        let dump = recorder.dump_all(2);
         assert!(dump.contains("rank 2") && dump.contains("#0 of") && dump.contains("#299 of"));
         assert!(
             dump.contains(".. 236 more ..") && dump.lines().count() == 66,
@@ -221,6 +235,19 @@ mod tests {
         recorder.finish(0, None);
         start(300);
         assert_eq!(recorder.records().len(), 64);
-        assert!(!recorder.dump(2).contains("more"));
+        assert!(!recorder.dump_all(2).contains("more"));
+        let call = Box::new(recorder.records()[0].call.clone());
+        let lost = CollectiveError::PeerLost {
+            rank: 2,
+            group: "tp".into(),
+            call,
+            peer: 1,
+            why: "it was killed".into(),
+        };
+        let dump = recorder.dump_after(2, &lost);
+        assert!(
+            dump.contains(".. 56 more ..") && dump.contains("#300 of"),
+            "{dump}"
+        );
     }
 }

@@ -182,7 +182,7 @@ impl Watchdog {
         }
         let rank = self.transport.rank();
         if fail(rank, &*self.transport, &self.failure, error) && !error.is_echo() {
-            tracing::error!("{error}\n{}", self.recorder.dump(rank));
+            tracing::error!("{error}\n{}", self.recorder.dump_after(rank, error));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use megaburn_collective::{Call, CallState, Collective, ReportedCall};
 use serde::Serialize;
 
-use super::line::HangLine;
+use super::{line::HangLine, system::is_stopped};
 
 /// What the reports of ranks say together.
 #[derive(Debug, Serialize)]
@@ -14,7 +14,8 @@ pub struct HangAnalysis {
     pub world_size: usize,
     /// The ranks that did not report: they are stopped, lost, or stuck with all their threads.
     pub silent: Vec<usize>,
-    /// The ranks that others wait for and that wait for no other, as far as is known.
+    /// The ranks that others wait for and that wait for no other, as far as is known, and those that
+    /// another rank found stopped.
     pub look_at: Vec<usize>,
     /// Where ranks differ, the most telling first.
     pub findings: Vec<Finding>,
@@ -86,7 +87,10 @@ impl HangAnalysis {
                 .cmp(&order(b))
                 .then(b.seconds.total_cmp(&a.seconds))
         });
-        analysis.look_at = roots.into_iter().collect();
+        let stopped = (0..world_size).filter(|rank| analysis.was_stopped(*rank));
+        analysis.look_at = roots.into_iter().chain(stopped).collect();
+        analysis.look_at.sort_unstable();
+        analysis.look_at.dedup();
         analysis.findings = findings;
         analysis
     }
@@ -96,6 +100,13 @@ impl HangAnalysis {
         self.lines.get(&rank).is_some_and(|line| {
             !line.report.waits_for.is_empty() || line.report.calls.iter().any(is_unfinished)
         })
+    }
+
+    /// Whether another rank found the process of a rank stopped.
+    pub(super) fn was_stopped(&self, rank: usize) -> bool {
+        let processes = self.lines.values().flat_map(|line| &line.processes);
+        let mut of_rank = processes.filter(|(of, _)| **of == rank);
+        of_rank.any(|(_, process)| is_stopped(&process.state))
     }
 
     /// The groups that ranks reported calls of.
@@ -329,6 +340,27 @@ mod tests {
         let known = "rank 2   no report: process 77 on h is stopped; rank 0 received its world \
             all_reduce(sum) #7 of F32 [4]";
         assert!(text.contains(known), "{text}");
+    }
+
+    /// A launcher lets a stopped rank continue to end it, and then it enters the collective, too.
+    #[test]
+    fn a_rank_that_was_stopped_is_found_although_it_reports() {
+        let waits = || vec![reported("world", SUM, 8, CallState::Failed)];
+        let mut lines: Vec<_> = (0..4).map(|rank| line(rank, waits(), &[2])).collect();
+        for (rank, state) in [(1, "sleeps"), (2, "is stopped"), (3, "runs")] {
+            let state = state.to_string();
+            lines[0]
+                .processes
+                .insert(rank, ProcessState { pid: 77, state });
+        }
+        let analysis = HangAnalysis::of(lines);
+        assert_eq!(analysis.look_at, [2]);
+        let text = analysis.to_string();
+        let found = text
+            .lines()
+            .find(|line| line.starts_with("look at  rank 2: "));
+        assert!(found.is_some_and(|line| line.ends_with("; rank 0 found that it is stopped")));
+        assert!(!text.contains("nothing "), "{text}");
     }
 
     #[test]

@@ -81,6 +81,11 @@ pub(super) fn is_usual(state: &str) -> bool {
     [state_of('R'), state_of('S'), state_of('Z')].contains(&state.to_string())
 }
 
+/// Whether a state is one of a process that a signal or a debugger has stopped.
+pub(super) fn is_stopped(state: &str) -> bool {
+    [state_of('T'), state_of('t')].contains(&state.to_string())
+}
+
 /// What a letter of the kernel means.
 fn state_of(letter: char) -> String {
     match letter {

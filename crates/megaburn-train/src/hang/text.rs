@@ -23,18 +23,18 @@ impl fmt::Display for HangAnalysis {
             let first = if at == 0 { "first   " } else { "then    " };
             writeln!(f, "{first} {finding}")?;
         }
-        if self.findings.is_empty() {
+        if self.findings.is_empty() && self.look_at.is_empty() {
             writeln!(
                 f,
                 "nothing  no collective differs between the ranks that have reported"
             )?;
         }
         for rank in &self.look_at {
-            writeln!(
-                f,
-                "look at  rank {rank}, which waits for no other: {}",
-                self.place(*rank)
-            )?;
+            let why = match self.lines.contains_key(rank) && self.was_stopped(*rank) {
+                true => "",
+                false => ", which waits for no other",
+            };
+            writeln!(f, "look at  rank {rank}{why}: {}", self.place(*rank))?;
         }
         if self.look_at.is_empty() && !self.findings.is_empty() {
             writeln!(

@@ -4,8 +4,8 @@
     elastic.py CONFIG [--set KEY=VALUE].. [--megaburn './run megaburn'] [--save]
     elastic.py configs/llama-tiny.toml --device cpu --set data.path=text.txt    # a trial without GPUs
 
-Two launchers with a rank each are two hosts on this one: NCCL takes their ranks for ranks of different hosts, and both may use the same
-GPU. Checkpoints are in the memory of the hosts, with copies on the other one. The second host is lost twice:
+Two launchers with a rank each are two hosts on this one: NCCL takes their ranks for ranks of different hosts, and both use the same GPU
+unless --gpus is 2. Checkpoints are in the memory of the hosts, with copies on the other one. The second host is lost twice:
 
     kill      SIGKILL to its launcher and its rank
     silent    SIGSTOP to both, so that it gives no sign of life
@@ -47,7 +47,7 @@ class Job:
     def start(self, node):
         env = dict(os.environ, MEGABURN_HOST=f"host-{node}", NCCL_HOSTID=f"host-{node}", NCCL_SOCKET_IFNAME="lo")
         if self.args.device != "cpu":
-            env["CUDA_VISIBLE_DEVICES"] = "0"
+            env["CUDA_VISIBLE_DEVICES"] = str(node % self.args.gpus)
         own = [f"run.dir={json.dumps(str(self.run))}", f"train.local_checkpoint_dir={json.dumps(str(self.memory) + '/{host}')}",
                "train.checkpoint_interval=10", "train.log_interval=1", "train.steps=1000000", "train.eval_interval=0",
                f"train.timeout_seconds={self.args.timeout_seconds}", "generate.tokens=0"]
@@ -126,6 +126,7 @@ class Job:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
+    parser.add_argument("--gpus", type=int, default=1, help="2: each host has a GPU of its own")
     parser.add_argument("--device", help="as in `megaburn train`")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--megaburn", type=shlex.split, default=["./run", "megaburn"])

@@ -7,6 +7,8 @@
 `none` prints a line of the console at the end only. `all` has a line for every step, TensorBoard, CSV, Weights & Biases, Prometheus with a
 reader that asks every second, and norms of parameters and counts of zeros. `logs` is `all` without the last two, which are computed
 on the GPUs. `watch` has no logs, but compares the time of ranks and reads the health of GPUs, as is the default; the others do not.
+`compare` compares the state of the ranks after every tenth step, `save` saves it asynchronously, and `save_compared` does both, as a run
+with `train.check_replicas_interval` does whenever it saves.
 Runs alternate. A run's figure is the time from the end of its step WARM_UP to the end of its last one, by `wall_time` in metrics.jsonl,
 which every run writes.
 
@@ -19,9 +21,14 @@ from section import facts, write
 WARM_UP = 10
 LOGS = ["train.log_interval=1", "log.tensorboard=true", "log.csv=true", "log.wandb=true", "log.prometheus_port=9423"]
 UNWATCHED = ["train.straggler_interval=0", "train.gpu_health_interval=0"]
+SAVE = ["train.checkpoint_interval=10", "train.async_save=true"]
 KINDS = {"none": UNWATCHED + ["train.log_interval=1000000"], "logs": UNWATCHED + LOGS,
          "all": UNWATCHED + LOGS + ["train.log_params_norm=true", "train.log_num_zeros=true"],
-         "watch": ["train.log_interval=1000000"]}
+         "watch": ["train.log_interval=1000000"],
+         "compare": UNWATCHED + ["train.log_interval=1000000", "train.check_replicas_interval=10"],
+         "save": UNWATCHED + ["train.log_interval=1000000", *SAVE],
+         "save_compared": UNWATCHED + ["train.log_interval=1000000", "train.check_replicas_interval=1000000", *SAVE]}
+DEFAULT = ["none", "logs", "all", "watch"]
 
 
 def read_prometheus(stopped, counts):
@@ -62,7 +69,7 @@ def main():
     parser.add_argument("--device", help="as in `megaburn train`")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--megaburn", type=shlex.split, default=["./run", "megaburn"])
-    parser.add_argument("--kinds", default=list(KINDS), type=lambda text: text.split(","), help="default: all; `none` among them")
+    parser.add_argument("--kinds", default=DEFAULT, type=lambda text: text.split(","), help="`none` and others; default: none,logs,all,watch")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/logging_cost"))

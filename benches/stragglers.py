@@ -47,10 +47,12 @@ def process_of(rank, run):
     sys.exit(f"stragglers.py: rank {rank} has no process")
 
 
-def wait(what, launcher, condition, seconds):
+def wait(what, processes, condition, seconds):
     until = time.monotonic() + seconds
     while not condition():
-        if launcher.poll() is not None or time.monotonic() > until:
+        if any(process.poll() is not None for process in processes):
+            sys.exit(f"stragglers.py: no {what}: a process has ended; the log is in OUT")
+        if time.monotonic() > until:
             sys.exit(f"stragglers.py: no {what} in {seconds} s; the log is in OUT")
         time.sleep(0.05)
 
@@ -82,15 +84,17 @@ def main():
             launcher = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         busy = []
         try:
-            wait(f"step {STEPS}", launcher, lambda: last(run) >= STEPS, 300)
+            wait(f"step {STEPS}", [launcher], lambda: last(run) >= STEPS, 300)
             before, first = named(run), last(run)
             if args.slow_gpu:
-                busy = [subprocess.Popen([args.peer_python, "-c", OTHER, args.pause], env={**os.environ, "CUDA_VISIBLE_DEVICES": str(slow)})]
+                visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+                gpu = visible.split(",")[slow] if visible else str(slow)
+                busy = [subprocess.Popen([args.peer_python, "-c", OTHER, args.pause], env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu})]
             else:
                 core = str(max(os.sched_getaffinity(0)))
                 subprocess.run(["taskset", "-a", "-cp", core, str(process_of(slow, run))], stdout=subprocess.DEVNULL, check=True)
                 busy = [subprocess.Popen(["taskset", "-c", core, "sh", "-c", "while :; do :; done"]) for _ in range(BUSY)]
-            wait("straggler", launcher, lambda: len(named(run)) > len(before), 300)
+            wait("straggler", [launcher, *busy], lambda: len(named(run)) > len(before), 300)
             found = named(run)[len(before)]
         finally:
             for loop in busy:

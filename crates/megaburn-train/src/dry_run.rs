@@ -1,6 +1,9 @@
 //! What a start of a run checks, without a model in memory: `train --dry-run`.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use megaburn_checkpoint::{Checkpoint, newest};
 use megaburn_collective::{Progress, RankEnv};
@@ -17,7 +20,7 @@ use crate::{
     run::find_place,
     run_folder::{Marker, names::CHECKPOINTS},
     trainer::{Reading, changes_since, check_model, check_reading, read_state},
-    trainer_core::check_suspects,
+    trainer_core::{first_suspect, starts_again, suspects_of},
 };
 
 /// Checks everything that a start of this run checks before it trains: the configuration, the
@@ -42,7 +45,7 @@ pub fn dry_run(
     let model = config.check_start(&layout, start.as_ref(), &data)?;
     check_writable(Path::new(&config.run.dir))?;
     let resumed = match fresh {
-        true => None,
+        true => Resumes::Anew(None),
         false => resumed(config, &layout, &model, &data)?,
     };
     let params = RankParams::of_stages(config, &layout, &model)?;
@@ -73,6 +76,13 @@ pub fn dry_run(
     Ok(lines)
 }
 
+/// From what a start of the run would continue.
+enum Resumes {
+    /// From nothing, although there is this suspect checkpoint.
+    Anew(Option<PathBuf>),
+    From(Found),
+}
+
 /// The checkpoint from which the run resumes.
 struct Found {
     checkpoint: Checkpoint,
@@ -86,7 +96,7 @@ fn resumed(
     layout: &Layout,
     model: &DecoderConfig,
     data: &RunData,
-) -> Result<Option<Found>, TrainError> {
+) -> Result<Resumes, TrainError> {
     let checkpoints = Path::new(&config.run.dir).join(CHECKPOINTS);
     let latest = newest(&checkpoints)?;
     let Some(checkpoint) = latest.checkpoint else {
@@ -95,7 +105,8 @@ fn resumed(
                 let run = Path::new(&config.run.dir);
                 let marker = Marker::read(run)?;
                 let run_id = marker.as_ref().map(|marker| marker.run_id.as_str());
-                check_suspects(&checkpoints, run, run_id).map(|_| None)
+                let suspects = suspects_of(&checkpoints, run_id)?;
+                Ok(Resumes::Anew(first_suspect(suspects, run)?))
             }
             Some(refused) => Err(ResumeError::AllDamaged {
                 path: refused.path,
@@ -107,7 +118,7 @@ fn resumed(
     check_model(&checkpoint, model)?;
     if checkpoint.trainer().is_null() {
         // An imported model, which has weights only.
-        return Ok(Some(Found {
+        return Ok(Resumes::From(Found {
             step: 0,
             checkpoint,
             changes: Vec::new(),
@@ -131,18 +142,23 @@ fn resumed(
     };
     check_reading(&checkpoint, &reading)?;
     let changes = changes_since(&checkpoint, config, layout, model)?;
-    Ok(Some(Found {
+    Ok(Resumes::From(Found {
         step: saved.progress.step,
         checkpoint,
         changes: changes.unwrap_or_default(),
     }))
 }
 
-fn described(config: &TrainConfig, resumed: Option<Found>) -> Vec<String> {
+fn described(config: &TrainConfig, resumes: Resumes) -> Vec<String> {
     let dir = &config.run.dir;
     let steps = config.train.steps;
-    let Some(found) = resumed else {
-        return vec![format!("run      {dir}: would start at step 1 of {steps}")];
+    let found = match resumes {
+        Resumes::Anew(suspect) => {
+            let warning = suspect.map(|path| format!("warning  {}", starts_again(&path)));
+            let start = format!("run      {dir}: would start at step 1 of {steps}");
+            return warning.into_iter().chain([start]).collect();
+        }
+        Resumes::From(found) => found,
     };
     let path = found.checkpoint.path().display();
     let mut lines = vec![match found.step {

@@ -32,12 +32,12 @@ pub enum ResumeError {
     )]
     AllDamaged { path: PathBuf, why: String },
     #[error(
-        "all checkpoints of the run may hold wrong values, because the memory of a rank failed: the \
-        newest is `{}`. To use it all the same, remove `.suspect-..` from its name; or start anew with \
-        --fresh",
+        "only the checkpoint `{}` is left of the run, and it may hold wrong values, because the memory of \
+        a rank failed: bring back an older one, or start anew with --fresh. To use it all the same, \
+        remove `.suspect-..` from its name",
         path.display()
     )]
-    AllSuspect { path: PathBuf },
+    OnlySuspect { path: PathBuf },
     #[error(
         "the run has saved step {step}, but {place} has no checkpoint now; restore it, or start \
         anew with --fresh"

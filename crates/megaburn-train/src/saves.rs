@@ -200,8 +200,7 @@ impl Saves {
         Ok(Some(saved))
     }
 
-    /// Gives up the checkpoint of step `step` if it is being written. If it is complete already, only
-    /// the deletion of older ones ends.
+    /// Gives up the checkpoint of step `step` if it is being written; nothing of it remains.
     pub(crate) fn give_up(&mut self, step: u64) {
         self.pending.take_if(|pending| pending.save.step() == step);
     }

@@ -32,6 +32,8 @@ struct RunState<'a> {
 pub(crate) struct StateFile {
     folder: Arc<RunFolder>,
     step: u64,
+    /// The step before the newest checkpoint was saved.
+    before: u64,
     steps: u64,
     ended: bool,
 }
@@ -42,6 +44,7 @@ impl StateFile {
         let this = Self {
             folder,
             step,
+            before: step,
             steps,
             ended: false,
         };
@@ -51,8 +54,15 @@ impl StateFile {
 
     /// A checkpoint of this step was committed.
     pub(crate) fn saved(&mut self, step: u64) {
-        self.step = step;
+        self.before = std::mem::replace(&mut self.step, step);
         self.write("running", None);
+    }
+
+    /// The checkpoint of this step was set aside, if it is the newest.
+    pub(crate) fn set_aside(&mut self, step: u64) {
+        if self.step == step {
+            self.step = self.before;
+        }
     }
 
     /// The run stopped, and its last step is saved.

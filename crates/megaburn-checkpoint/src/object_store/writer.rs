@@ -152,23 +152,6 @@ impl StoreWriter {
         Ok(())
     }
 
-    /// Deletes the run's checkpoints from step `step` on, and returns their steps, newest first.
-    ///
-    /// # Errors
-    /// The store cannot be listed or written, or another start has taken over.
-    pub fn delete_since(&self, step: u64) -> Result<Vec<u64>, CheckpointError> {
-        let all = self.store.list()?;
-        // The newest first: a start takes the newest that is left.
-        let own = all.iter().rev();
-        let own = own.filter(|stored| stored.step >= step && self.is_own(stored));
-        let mut deleted = Vec::new();
-        for stored in own {
-            self.delete(stored)?;
-            deleted.push(stored.step);
-        }
-        Ok(deleted)
-    }
-
     /// Deletes a checkpoint of the run: first the manifest, last the mark.
     pub(crate) fn delete(&self, stored: &StoredCheckpoint) -> Result<(), CheckpointError> {
         self.check_start()?;

@@ -69,31 +69,6 @@ fn a_start_that_was_taken_over_completes_and_deletes_nothing(
 }
 
 #[test]
-fn checkpoints_since_a_step_are_deleted_if_the_start_has_not_lost_the_store() {
-    let places = Places::new(&[1, 2, 3]);
-    let store = places.store();
-    for step in [1, 2, 3] {
-        places.upload(&store, step, 0);
-    }
-    let layout: Layout = "tp1".parse().unwrap();
-    let found = run_threads(1, GroupOptions::default(), |world| {
-        ProcessGroups::new(&world, layout)?;
-        let begin = |run| StoreWriter::begin(&store, run, &world);
-        let (old, other) = (begin(RUN)?, begin("2a")?);
-        let new = begin(RUN)?;
-        let of_old = old.delete_since(1).unwrap_err().to_string();
-        let of_other = other.delete_since(1)?;
-        Ok::<_, CheckpointError>((of_old, of_other, new.delete_since(2)?))
-    });
-    let (of_old, of_other, deleted) = found.into_iter().next().unwrap().unwrap();
-    assert!(of_old.contains(TAKEN), "{of_old}");
-    assert!(of_other.is_empty());
-    assert_eq!(deleted, [3, 2]);
-    assert_eq!(places.complete(), [1]);
-    assert_eq!(store.list().unwrap().len(), 1);
-}
-
-#[test]
 fn a_file_that_was_damaged_before_its_upload_completes_nothing() {
     let places = Places::new(&[1, 2]);
     let store = places.store();

@@ -116,7 +116,7 @@ fn errors_stay_small_enough_to_return_by_value() {
 }
 
 #[test]
-fn checkpoints_are_suspect_since_the_last_comparison_if_memory_failed() {
+fn the_checkpoint_of_the_compared_step_is_suspect_if_memory_failed() {
     let tensor = StateName {
         kind: StateKind::Weight,
         param: "head.weight".into(),

@@ -211,23 +211,11 @@ impl StoredCheckpoints {
         run.map_or(Ok(()), |run| run.uploads.check_last())
     }
 
-    /// Gives up the upload of step `step`, if it waits or has begun.
+    /// Gives up the upload of step `step`, if it waits or has begun. The next upload of that step
+    /// replaces what it has left.
     pub(crate) fn give_up(&mut self, step: u64) {
         if let Some(run) = &mut self.0 {
             run.uploads.give_up(step);
-        }
-    }
-
-    /// Deletes the checkpoints in the store from step `step` on, and returns their steps. No upload
-    /// of them may be pending.
-    ///
-    /// # Errors
-    /// The store cannot be listed or written, or another start has taken over.
-    pub(crate) fn delete_since(&self, step: u64) -> Result<Vec<u64>, TrainError> {
-        let uploader = self.0.as_ref().and_then(|run| run.uploader.as_ref());
-        match uploader {
-            Some(uploader) => Ok(uploader.writer.delete_since(step)?),
-            None => Ok(Vec::new()),
         }
     }
 

@@ -50,7 +50,7 @@ pub(crate) struct RankPlace {
     pub(crate) gpu: Option<usize>,
     /// Ranks with equal numbers do the same work.
     work: u64,
-    /// The number of cores that the host lets its processes use.
+    /// The number of cores that its process may use.
     num_cores: usize,
 }
 
@@ -165,7 +165,7 @@ impl Stragglers {
     }
 }
 
-/// Whether the host of a rank has fewer cores than ranks.
+/// Whether the host of a rank has more ranks than the rank has cores.
 fn takes_turns(place: &RankPlace, places: &[RankPlace]) -> bool {
     let on_host = places.iter().filter(|other| other.host == place.host);
     on_host.count() > place.num_cores

@@ -5,7 +5,8 @@
 //! slow in a window if its time is at least 5% above the median of the times of the other ranks that
 //! do the same work, and a straggler if it is slow in as many windows in a row as always fit into 50
 //! steps. GPUs, which all multiply the same matrices, are compared with all others, in as many
-//! windows, but at least four. Ranks that compute on fewer cores than they are must be 25% slower.
+//! windows, but at least four. Where a host has more ranks than cores, a straggler
+//! must be 25% slower.
 //!
 //! Similar: NVIDIA Resiliency Extension's relative scores
 //! (`nvidia_resiliency_ext/attribution/straggler`), which also divide medians of a rank by those of

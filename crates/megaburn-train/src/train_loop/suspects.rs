@@ -20,7 +20,12 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
     }
 
     /// As [`compare_state`](Self::compare_state), if ranks compare their state at all and have not
-    /// done so after this step. So no checkpoint holds a difference that a comparison can find.
+    /// done so after this step.
+    ///
+    /// # Errors
+    /// As [`compare_state`](Self::compare_state).
+    /// # Collective
+    /// All ranks.
     pub(super) fn compare_before_save(&mut self) -> Result<(), TrainError> {
         let is_compared = self.compared == self.trainer.core().progress().step;
         if self.config.train.check_replicas_interval == 0 || is_compared {
@@ -30,8 +35,9 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
     }
 
     /// Sets aside the checkpoint of step `step`, the newest, because the memory of a rank may have
-    /// failed before it was complete: the next start continues from an older one. Its copy in
-    /// `train.checkpoint_store` is deleted, so that the right one takes its place.
+    /// failed before it was complete: the next start continues from an older one. The first update
+    /// after the comparison finds that, so an asynchronous save or an upload of the step has only
+    /// begun, and is given up.
     ///
     /// # Collective
     /// All ranks; one bit.
@@ -41,16 +47,8 @@ impl<T: RunTrainer> TrainLoop<'_, T> {
         self.saves.give_up(step);
         self.stored.give_up(step);
         self.trainer.core().set_aside_suspect(step);
-        if self.groups.is_main() {
-            match self.stored.delete_since(step) {
-                Ok(deleted) => deleted.iter().for_each(|step| {
-                    tracing::warn!("the copy of step {step} in train.checkpoint_store was deleted");
-                }),
-                Err(error) => tracing::warn!(
-                    "train.checkpoint_store may have a checkpoint of step {step} with wrong values: \
-                    {error}"
-                ),
-            }
+        if let Some(state) = &mut self.state {
+            state.set_aside(step);
         }
         if let Err(error) = self.groups.world.barrier() {
             tracing::warn!("{error}: the checkpoint of step {step} may not be renamed everywhere");

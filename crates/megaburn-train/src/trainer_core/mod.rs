@@ -64,7 +64,7 @@ pub(crate) use rollback::{Rollback, Spike};
 pub(crate) use save::Record;
 pub(crate) use schedules::{Schedules, StepRates};
 pub(crate) use step::Outcome;
-pub(crate) use suspects::check_suspects;
+pub(crate) use suspects::{first_suspect, starts_again, suspects_of};
 
 /// The state of a rank that trains a model of type `M`.
 #[derive(Debug)]

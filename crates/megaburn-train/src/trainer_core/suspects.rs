@@ -6,6 +6,7 @@ use burn::module::Module;
 use megaburn_checkpoint::{
     CheckpointState, Place, checkpoints_of, list_checkpoint, list_checkpoints, set_aside_suspect,
 };
+use megaburn_collective::objects;
 
 use crate::{
     error::TrainError, report::saved_steps, resume_error::ResumeError, start::settle,
@@ -43,21 +44,26 @@ impl<M: Module> TrainerCore<M> {
         }
     }
 
-    /// Fails if the run has no checkpoint that can be used, but has saved before. Without this, it
-    /// would start anew.
+    /// Fails if the run, which has no checkpoint to continue from, has one that may hold wrong values
+    /// and has lost others, or saved to other folders of hosts. Without this, it would start anew.
     ///
+    /// # Errors
+    /// As said above, or a folder cannot be read.
     /// # Collective
-    /// All ranks.
+    /// All ranks; the names of suspect checkpoints go to rank 0.
     pub(crate) fn check_may_begin(&self, place: &Place) -> Result<(), TrainError> {
+        let world = &self.groups.world;
         let run_id = self.run.as_ref().map(|run| run.id.as_str());
-        let run = Path::new(&self.config.run.dir);
-        let check = || match check_suspects(place.dir(), run, run_id)? {
+        let mine = match place.is_keeper(world) {
+            true => suspects_of(place.dir(), run_id),
+            false => Ok(Vec::new()),
+        };
+        let all = objects::gather(world, &settle(world, mine)?)?;
+        let check = || match first_suspect(all.concat(), Path::new(&self.config.run.dir))? {
+            // It is no start that looks for a checkpoint after a spike.
+            Some(_) if self.progress.step > 0 => Ok(()),
             Some(suspect) => {
-                tracing::warn!(
-                    "`{}` is the first checkpoint of the run and may hold wrong values: the run \
-                    starts again at step 1",
-                    suspect.display()
-                );
+                tracing::warn!("{}", starts_again(&suspect));
                 Ok(())
             }
             None => self.check_never_saved(place),
@@ -67,37 +73,56 @@ impl<M: Module> TrainerCore<M> {
         } else {
             Ok(())
         };
-        settle(&self.groups.world, mine)
+        settle(world, mine)
     }
 }
 
-/// Finds the checkpoint in `dir` that was set aside because it may hold wrong values, of a run or of
-/// any. `run` is the folder of the run, which has no other checkpoint.
+/// The line of a start after the first checkpoint of a run was set aside.
+pub(crate) fn starts_again(suspect: &Path) -> String {
+    format!(
+        "`{}` is the first checkpoint of the run and may hold wrong values: the run starts again at \
+        step 1",
+        suspect.display()
+    )
+}
+
+/// The checkpoints in `dir`, with their steps, that were set aside because they may hold wrong values:
+/// those of a run, or of any.
 ///
 /// # Errors
-/// The run has saved an earlier one, which is lost: it could have continued from that.
-pub(crate) fn check_suspects(
+/// The folder cannot be read.
+pub(crate) fn suspects_of(
     dir: &Path,
-    run: &Path,
     run_id: Option<&str>,
-) -> Result<Option<PathBuf>, TrainError> {
+) -> Result<Vec<(u64, PathBuf)>, TrainError> {
     // A run that begins has no folder yet.
     if !dir.is_dir() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    let mut found = list_checkpoints(dir)?;
-    found.retain(|listed| {
-        let is_own = || {
-            let manifest = list_checkpoint(&listed.path).manifest;
-            let writer = manifest.and_then(|manifest| manifest.run_id);
-            run_id.is_none() || writer.is_none() || writer.as_deref() == run_id
-        };
-        listed.state == CheckpointState::Suspect && is_own()
-    });
-    let earliest = found.first().and_then(|listed| listed.step);
-    let has_earlier = saved_steps(run).any(|saved| earliest.is_some_and(|step| saved < step));
-    match found.pop() {
-        Some(newest) if has_earlier => Err(ResumeError::AllSuspect { path: newest.path }.into()),
-        newest => Ok(newest.map(|newest| newest.path)),
+    let is_own = |path: &Path| {
+        let manifest = list_checkpoint(path).manifest;
+        let writer = manifest.and_then(|manifest| manifest.run_id);
+        run_id.is_none() || writer.is_none() || writer.as_deref() == run_id
+    };
+    let found = list_checkpoints(dir)?.into_iter();
+    let suspect = found
+        .filter(|listed| listed.state == CheckpointState::Suspect && is_own(&listed.path))
+        .filter_map(|listed| Some((listed.step?, listed.path)));
+    Ok(suspect.collect())
+}
+
+/// The newest of the suspect checkpoints of the run in the folder `run`, which has no other one.
+///
+/// # Errors
+/// The run has saved others, which are lost: it could have continued from them.
+pub(crate) fn first_suspect(
+    suspects: Vec<(u64, PathBuf)>,
+    run: &Path,
+) -> Result<Option<PathBuf>, TrainError> {
+    let is_suspect = |saved: u64| suspects.iter().any(|(step, _)| *step == saved);
+    let has_lost = saved_steps(run).any(|saved| !is_suspect(saved));
+    match suspects.into_iter().max() {
+        Some((_, path)) if has_lost => Err(ResumeError::OnlySuspect { path }.into()),
+        newest => Ok(newest.map(|(_, path)| path)),
     }
 }

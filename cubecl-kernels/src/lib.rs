@@ -50,6 +50,7 @@ mod error;
 mod gemm_ops;
 mod gpu;
 mod gradient_accumulation_fusion;
+mod hash;
 #[cfg(feature = "cuda")]
 mod kernel_parts;
 mod linear;
@@ -82,6 +83,7 @@ pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
 pub use gemm_ops::GemmAlgorithm;
 pub use gpu::{flush, is_on_gpu};
+pub use hash::{PendingHash, Runs};
 pub use linear::{
     GroupWeight, GroupedGemmChoice, GroupedOptions, LinearOptions, grouped_linear, linear,
 };

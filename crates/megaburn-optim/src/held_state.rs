@@ -6,7 +6,7 @@ use burn::{
     Tensor,
     tensor::{Bytes, DType, FloatDType, TensorData},
 };
-use megaburn_kernels::{Fp8Moment, joined_master, unpacked_moment};
+use megaburn_kernels::{Fp8Moment, PendingHash, Runs, joined_master, unpacked_moment};
 use megaburn_mesh::ParamSpec;
 
 use crate::{
@@ -60,6 +60,35 @@ impl StateTensor {
     /// If this rank does not hold the range.
     pub fn read(self, range: Range<usize>) -> Result<TensorData, OptimError> {
         self.part(range).read()
+    }
+
+    /// Hashes elements of the flattened local parameter, each time the elements of some runs with some
+    /// indices.
+    ///
+    /// # Errors
+    /// The device cannot be read.
+    ///
+    /// # Panics
+    /// If this rank does not hold an element.
+    pub fn hashes(self, elements: &[(Runs, Range<usize>)]) -> Result<Vec<PendingHash>, OptimError> {
+        let range = self.range.clone();
+        let Part { slot, start, len } = self.part(range.clone());
+        let elements = elements.iter().cloned();
+        match slot {
+            HostSlot::Here(tensor) => {
+                let hash = |(runs, indices)| {
+                    let hash = PendingHash::of(tensor.clone(), range.start, runs, indices);
+                    hash.map_err(|why| OptimError::Device { why })
+                };
+                elements.map(hash).collect()
+            }
+            HostSlot::OffloadedTensor(host) => {
+                let data = HostPart { host, start, len }.read()?;
+                let hash =
+                    |(runs, indices)| PendingHash::of_data(&data, range.start, runs, indices);
+                Ok(elements.map(hash).collect())
+            }
+        }
     }
 
     /// Starts to copy a part of the values to host memory, which later updates do not change. On

@@ -20,6 +20,7 @@ mod fp8;
 mod fp8_blocks;
 mod fp8_products;
 mod grouped;
+mod hash;
 mod linear;
 mod moe;
 mod moe_losses;
@@ -59,6 +60,7 @@ pub fn tests() -> impl Iterator<Item = (String, TestFn)> {
         ("fp8_blocks", fp8_blocks::TESTS),
         ("fp8_products", fp8_products::TESTS),
         ("grouped", grouped::TESTS),
+        ("hash", hash::TESTS),
         ("linear", linear::TESTS),
         ("moe", moe::TESTS),
         ("moe_losses", moe_losses::TESTS),

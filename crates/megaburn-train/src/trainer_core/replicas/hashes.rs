@@ -2,19 +2,17 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use burn::{
-    module::Module,
-    tensor::{Tensor, TensorData},
-};
+use burn::{module::Module, tensor::Tensor};
+use megaburn_kernels::{PendingHash, Runs};
 use megaburn_mesh::ShardPlan;
 use megaburn_optim::{HeldState, StateTensor};
 use megaburn_parallel::lazy_params;
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     error::TrainError,
     state_name::{StateKind, StateName},
-    trainer_core::{TrainerCore, held_tensors::to_host},
+    trainer_core::TrainerCore,
 };
 
 /// The hash of a range of a tensor that this rank holds.
@@ -56,7 +54,7 @@ impl<M: Module> TrainerCore<M> {
         for ((moment, path), state) in moments {
             hashes.add_state(moment.into(), &path, state)?;
         }
-        Ok(hashes.all)
+        hashes.read()
     }
 
     /// Hashes the gradients of the last step that this rank keeps, after their sum over ranks.
@@ -70,7 +68,7 @@ impl<M: Module> TrainerCore<M> {
                 hashes.add_tensor(StateKind::Gradient, path, range, grad)?;
             }
         }
-        Ok(hashes.all)
+        hashes.read()
     }
 
     pub(super) fn held_state(&self) -> HeldState {
@@ -85,15 +83,23 @@ impl<M: Module> TrainerCore<M> {
     }
 }
 
+/// Elements of the flattened local parameter: their runs, and which of them.
+type Elements = (Runs, Range<usize>);
+
+/// Hashes that the devices may still compute.
 struct Hashes<'a> {
     plan: &'a ShardPlan,
-    all: Vec<RangeHash>,
+    ranges: Vec<RangeHash>,
+    pending: Vec<PendingHash>,
 }
 
 impl<'a> Hashes<'a> {
     fn new(plan: &'a ShardPlan) -> Self {
-        let all = Vec::new();
-        Self { plan, all }
+        Self {
+            plan,
+            ranges: Vec::new(),
+            pending: Vec::new(),
+        }
     }
 
     fn add_tensor(
@@ -103,12 +109,13 @@ impl<'a> Hashes<'a> {
         range: Range<usize>,
         values: Tensor<1>,
     ) -> Result<(), TrainError> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        let data = to_host(values).map_err(|why| TrainError::Device { why })?;
-        self.add(kind, path, &range, &data);
-        Ok(())
+        self.add(kind, path, &range, |elements| {
+            let hash = |(runs, indices): &Elements| {
+                PendingHash::of(values.clone(), range.start, *runs, indices.clone())
+            };
+            let hashes: Result<_, String> = elements.iter().map(hash).collect();
+            hashes.map_err(|why| TrainError::Device { why })
+        })
     }
 
     fn add_state(
@@ -118,50 +125,62 @@ impl<'a> Hashes<'a> {
         state: StateTensor,
     ) -> Result<(), TrainError> {
         let range = state.range.clone();
-        if range.is_empty() {
-            return Ok(());
-        }
-        let data = state.read(range.clone())?;
-        self.add(kind, path, &range, &data);
-        Ok(())
+        self.add(kind, path, &range, |elements| Ok(state.hashes(elements)?))
     }
 
     /// Adds a hash for each piece of the parameter that has elements in `range` of the flattened local
-    /// parameter, whose values are `data`.
-    fn add(&mut self, kind: StateKind, path: &str, range: &Range<usize>, data: &TensorData) {
+    /// parameter. `hashes` returns those of some elements.
+    fn add(
+        &mut self,
+        kind: StateKind,
+        path: &str,
+        range: &Range<usize>,
+        hashes: impl FnOnce(&[Elements]) -> Result<Vec<PendingHash>, TrainError>,
+    ) -> Result<(), TrainError> {
         let shard = &self.plan.get(path).expect("the plan was validated").shard;
-        let size = data.dtype().size();
-        let bytes = data.as_bytes();
+        let mut elements = Vec::new();
         for piece in &shard.pieces {
-            let mut hash = Xxh3Default::new();
-            // Of a piece, a range of the local parameter has consecutive elements.
-            let mut first = None;
-            let mut count = 0;
-            shard.for_each_run(piece, |local, global, len| {
-                let start = local.max(range.start);
-                let end = (local + len).min(range.end);
-                if start < end {
-                    first.get_or_insert(global + start - local);
-                    count += end - start;
-                    let [start, end] = [start, end].map(|at| (at - range.start) * size);
-                    hash.update(&bytes[start..end]);
-                }
-            });
-            if let Some(first) = first {
-                let piece = &piece.global;
-                let place = format!(
-                    "{kind} {path} {}-{} {first} {count}",
-                    piece.start, piece.end
-                );
-                self.all.push(RangeHash {
-                    name: StateName {
-                        kind,
-                        param: path.to_string(),
-                    },
-                    place: xxh3_64(place.as_bytes()),
-                    hash: hash.digest(),
-                });
+            let mut all = Vec::new();
+            shard.for_each_run(piece, |local, global, len| all.push((local, global, len)));
+            let Some(&(start, _, len)) = all.first().filter(|run| run.2 > 0) else {
+                continue;
+            };
+            let stride = all.get(1).map_or(len, |next| next.0 - start);
+            let runs = Runs { start, len, stride };
+            let before = |position| runs.num_before(position).min(all.len() * len);
+            let indices = before(range.start)..before(range.end);
+            if indices.is_empty() {
+                continue;
             }
+            let first = all[indices.start / len].1 + indices.start % len;
+            let (piece, count) = (&piece.global, indices.len());
+            let place = format!(
+                "{kind} {path} {}-{} {first} {count}",
+                piece.start, piece.end
+            );
+            self.ranges.push(RangeHash {
+                name: StateName {
+                    kind,
+                    param: path.to_string(),
+                },
+                place: xxh3_64(place.as_bytes()),
+                hash: 0,
+            });
+            elements.push((runs, indices));
         }
+        if !elements.is_empty() {
+            self.pending.extend(hashes(&elements)?);
+        }
+        Ok(())
+    }
+
+    /// Waits for the hashes.
+    fn read(mut self) -> Result<Vec<RangeHash>, TrainError> {
+        let read = PendingHash::read(&self.pending);
+        let read = read.map_err(|why| TrainError::Device { why })?;
+        for (range, hash) in self.ranges.iter_mut().zip(read) {
+            range.hash = hash;
+        }
+        Ok(self.ranges)
     }
 }

@@ -1,0 +1,71 @@
+//! Hashes by their definition, on the host.
+
+use std::ops::Range;
+
+use burn::tensor::{DType, TensorData};
+
+use super::Runs;
+
+/// Distinguish places: an element's index times these, for either half of a hash.
+pub(super) const PLACE_0: u32 = 0x9E37_79B1;
+pub(super) const PLACE_1: u32 = 0xC2B2_AE3D;
+/// The same for the upper 32 bits of the index.
+pub(super) const UPPER_PLACE_0: u32 = 0x85EB_CA77;
+pub(super) const UPPER_PLACE_1: u32 = 0x27D4_EB2F;
+/// The factors of [`mixed`].
+pub(super) const MIX_0: u32 = 0x85EB_CA6B;
+pub(super) const MIX_1: u32 = 0xC2B2_AE35;
+
+/// The sum over elements of [`mixed`] bits, for each half.
+pub(super) fn hash(data: &TensorData, offset: usize, runs: Runs, indices: Range<usize>) -> u64 {
+    let wide;
+    let data = match data.dtype() {
+        DType::F16 => {
+            wide = data.clone().convert_dtype(DType::F32);
+            &wide
+        }
+        _ => data,
+    };
+    let mut sums = [0u32; 2];
+    for index in indices {
+        let [low, high] = bits_of(data, runs.position(index) - offset);
+        let [lower, upper] = [index as u32, (index as u64 >> 32) as u32];
+        let factors = [(PLACE_0, UPPER_PLACE_0), (PLACE_1, UPPER_PLACE_1)];
+        for (sum, (factor, upper_factor)) in sums.iter_mut().zip(factors) {
+            let place = lower
+                .wrapping_mul(factor)
+                .wrapping_add(upper.wrapping_mul(upper_factor));
+            // Numbers of up to 32 bits have no upper ones.
+            let more = if high == 0 { 0 } else { mixed(high ^ place) };
+            *sum = sum.wrapping_add(mixed(low ^ place)).wrapping_add(more);
+        }
+    }
+    joined(sums)
+}
+
+pub(super) fn joined([low, high]: [u32; 2]) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// Spreads each bit over all others; different numbers have different results.
+///
+/// Source: the last step of MurmurHash3 (Austin Appleby, public domain).
+fn mixed(mut bits: u32) -> u32 {
+    bits ^= bits >> 16;
+    bits = bits.wrapping_mul(MIX_0);
+    bits ^= bits >> 13;
+    bits = bits.wrapping_mul(MIX_1);
+    bits ^ bits >> 16
+}
+
+/// The bits of an element, as lower and upper half: of bf16 those of the same number in f32.
+fn bits_of(data: &TensorData, at: usize) -> [u32; 2] {
+    let size = data.dtype().size();
+    let mut wide = [0; 8];
+    wide[..size].copy_from_slice(&data.as_bytes()[at * size..(at + 1) * size]);
+    let wide = u64::from_le_bytes(wide);
+    match data.dtype() {
+        DType::BF16 => [(wide as u32) << 16, 0],
+        _ => [wide as u32, (wide >> 32) as u32],
+    }
+}

@@ -81,7 +81,7 @@ fn flips() -> Result<(), String> {
     let gpu = Device::cuda(0);
     let len = 100_003;
     let data = normal(len, DType::F32);
-    let values: Vec<f32> = data.to_vec().map_err(|error| error.to_string())?;
+    let values: Vec<f32> = data.try_to_vec().map_err(|error| error.to_string())?;
     let hash = |values: &[f32]| {
         let x = Tensor::<1>::from_floats(values, &gpu);
         PendingHash::of(x, 0, flat(len), 0..len)

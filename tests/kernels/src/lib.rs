@@ -99,7 +99,7 @@ pub fn has_cudnn() -> bool {
 
 /// The tests of `--quick` by the starts of their names: at least one per module, chosen for coverage
 /// per time.
-pub const QUICK: [&str; 24] = [
+pub const QUICK: [&str; 25] = [
     "kernels::attention::fused_attention_reads_views",
     "kernels::attention::the_kernel_is_the_one_that_was_chosen",
     "kernels::attention_bias::parts_with_a_bias_are_those_of_the_cpu",
@@ -112,6 +112,7 @@ pub const QUICK: [&str; 24] = [
     "kernels::fp8::ties_go_to_even",
     "kernels::fp8_products::the_three_products_of_a_layer",
     "kernels::grouped::matrices_of_stretches_are_read_once",
+    "kernels::hash::",
     "kernels::linear::linear_in_every_form",
     "kernels::moe::rows_are_taken_and_summed_as_on_the_cpu",
     "kernels::moe_router::no_tokens_go_nowhere",

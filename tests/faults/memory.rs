@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File, OpenOptions},
+    io::ErrorKind,
     os::unix::fs::FileExt,
     path::Path,
     thread,
@@ -10,6 +11,7 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -110,8 +112,13 @@ fn flip_in(run: &Restarted<'_>, pid: i32, weights: &[f32]) -> Result<bool, Strin
         byte[0] ^= 1 << run.case.below(8);
         memory.write_all_at(&byte, at)
     });
-    // A process that was killed meanwhile has no memory any more.
-    Ok(done.is_ok())
+    match done {
+        Ok(()) => Ok(true),
+        // A process that was killed meanwhile has no memory any more.
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => Ok(false),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// The addresses of a mapping of `/proc/PID/maps` that only this process reads and writes.

@@ -62,33 +62,22 @@ impl StateTensor {
         self.part(range).read()
     }
 
-    /// Hashes elements of the flattened local parameter, each time the elements of some runs with some
-    /// indices.
+    /// Hashes elements of the flattened local parameter: one hash for each pair of runs and the indices
+    /// among their elements. Offloaded values are fetched for that.
     ///
     /// # Errors
-    /// The device cannot be read.
+    /// The device cannot be read, or computing the values failed.
     ///
     /// # Panics
     /// If this rank does not hold an element.
     pub fn hashes(self, elements: &[(Runs, Range<usize>)]) -> Result<Vec<PendingHash>, OptimError> {
         let range = self.range.clone();
-        let Part { slot, start, len } = self.part(range.clone());
-        let elements = elements.iter().cloned();
-        match slot {
-            HostSlot::Here(tensor) => {
-                let hash = |(runs, indices)| {
-                    let hash = PendingHash::of(tensor.clone(), range.start, runs, indices);
-                    hash.map_err(|why| OptimError::Device { why })
-                };
-                elements.map(hash).collect()
-            }
-            HostSlot::OffloadedTensor(host) => {
-                let data = HostPart { host, start, len }.read()?;
-                let hash =
-                    |(runs, indices)| PendingHash::of_data(&data, range.start, runs, indices);
-                Ok(elements.map(hash).collect())
-            }
-        }
+        let values = self.part(range.clone()).slot.tensor();
+        let hash = |(runs, indices): &(Runs, Range<usize>)| {
+            let hash = PendingHash::of(values.clone(), range.start, *runs, indices.clone());
+            hash.map_err(|why| OptimError::Device { why })
+        };
+        elements.iter().map(hash).collect()
     }
 
     /// Starts to copy a part of the values to host memory, which later updates do not change. On

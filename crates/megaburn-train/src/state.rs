@@ -32,7 +32,7 @@ struct RunState<'a> {
 pub(crate) struct StateFile {
     folder: Arc<RunFolder>,
     step: u64,
-    /// The step before the newest checkpoint was saved.
+    /// The value of `step` before the newest checkpoint was saved.
     before: u64,
     steps: u64,
     ended: bool,

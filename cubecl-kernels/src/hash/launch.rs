@@ -25,9 +25,9 @@ pub(super) fn hash(
     let cubes = indices.len().div_ceil(PER_CUBE).min(CUBES);
     let sums = tensor::empty(&x, [2 * cubes], DType::I32);
     let dtype = dtype_to_storage_type(x.dtype);
-    // A part of a large tensor has large positions.
-    let last = runs.position(indices.end - 1);
-    let width = match u32::try_from(last) {
+    // A part of a large tensor has large positions, and each unit counts beyond its last element.
+    let most = runs.position(indices.end - 1) + CUBES * 32 * PLANES as usize;
+    let width = match u32::try_from(most) {
         Ok(_) => address_type(&[&x]),
         Err(_) => AddressType::U64,
     };

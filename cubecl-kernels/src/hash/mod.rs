@@ -1,5 +1,5 @@
-//! Hashes of the elements of a tensor, by which copies on several ranks are compared. A GPU hashes at
-//! the speed of its memory, and only a few kilobytes go to the host.
+//! Hashes of the elements of a tensor, by which copies on several ranks are compared. A GPU computes
+//! them, and at most 8 KiB of each go to the host.
 
 #[cfg(feature = "cuda")]
 mod kernels;
@@ -42,8 +42,8 @@ impl Runs {
 }
 
 /// The hash of elements of a tensor, which may still be on its device. Each half of its 64 bits is a
-/// wrapping sum over the elements. One element that differs always changes it; several leave it as it
-/// is in one of 2^64 cases.
+/// wrapping sum over the elements. An f32 or bf16 element that differs always changes it; several
+/// leave it unchanged with a probability of about 2^-64.
 #[derive(Clone, Debug)]
 pub struct PendingHash(Sums);
 
@@ -92,8 +92,9 @@ impl PendingHash {
         if is_on_gpu(&x) && matches!(x.dtype(), DType::F32 | DType::BF16 | DType::F16) {
             return Ok(Self(Sums::OnGpu(launch::hash(x, offset, runs, indices))));
         }
-        let data = x.try_into_data().map_err(|error| error.to_string())?;
-        Ok(Self::of_data(&data, offset, runs, indices))
+        let part = x.narrow(0, first - offset, last + 1 - first);
+        let data = part.try_into_data().map_err(|error| error.to_string())?;
+        Ok(Self::of_data(&data, first, runs, indices))
     }
 
     /// As [`of`](Self::of), of data on the host.

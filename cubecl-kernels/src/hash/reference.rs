@@ -26,19 +26,28 @@ pub(super) fn hash(data: &TensorData, offset: usize, runs: Runs, indices: Range<
         }
         _ => data,
     };
+    let size = data.dtype().size();
+    let is_bf16 = data.dtype() == DType::BF16;
     let mut sums = [0u32; 2];
-    for index in indices {
-        let [low, high] = bits_of(data, runs.position(index) - offset);
-        let [lower, upper] = [index as u32, (index as u64 >> 32) as u32];
-        let factors = [(PLACE_0, UPPER_PLACE_0), (PLACE_1, UPPER_PLACE_1)];
-        for (sum, (factor, upper_factor)) in sums.iter_mut().zip(factors) {
-            let place = lower
-                .wrapping_mul(factor)
-                .wrapping_add(upper.wrapping_mul(upper_factor));
-            // Numbers of up to 32 bits have no upper ones.
-            let more = if high == 0 { 0 } else { mixed(high ^ place) };
-            *sum = sum.wrapping_add(mixed(low ^ place)).wrapping_add(more);
+    let mut next = indices.start;
+    while next < indices.end {
+        let len = (runs.len - next % runs.len).min(indices.end - next);
+        let at = runs.position(next) - offset;
+        let run = &data.as_bytes()[at * size..(at + len) * size];
+        for (index, element) in (next..).zip(run.chunks_exact(size)) {
+            let [low, high] = bits_of(element, is_bf16);
+            let [lower, upper] = [index as u32, (index as u64 >> 32) as u32];
+            let factors = [(PLACE_0, UPPER_PLACE_0), (PLACE_1, UPPER_PLACE_1)];
+            for (sum, (factor, upper_factor)) in sums.iter_mut().zip(factors) {
+                let place = lower
+                    .wrapping_mul(factor)
+                    .wrapping_add(upper.wrapping_mul(upper_factor));
+                // Numbers of up to 32 bits have no upper ones.
+                let more = if high == 0 { 0 } else { mixed(high ^ !place) };
+                *sum = sum.wrapping_add(mixed(low ^ place)).wrapping_add(more);
+            }
         }
+        next += len;
     }
     joined(sums)
 }
@@ -59,13 +68,15 @@ fn mixed(mut bits: u32) -> u32 {
 }
 
 /// The bits of an element, as lower and upper half: of bf16 those of the same number in f32.
-fn bits_of(data: &TensorData, at: usize) -> [u32; 2] {
-    let size = data.dtype().size();
-    let mut wide = [0; 8];
-    wide[..size].copy_from_slice(&data.as_bytes()[at * size..(at + 1) * size]);
-    let wide = u64::from_le_bytes(wide);
-    match data.dtype() {
-        DType::BF16 => [(wide as u32) << 16, 0],
-        _ => [wide as u32, (wide >> 32) as u32],
+fn bits_of(element: &[u8], is_bf16: bool) -> [u32; 2] {
+    match *element {
+        [a, b] if is_bf16 => [u32::from_le_bytes([0, 0, a, b]), 0],
+        [a, b, c, d] => [u32::from_le_bytes([a, b, c, d]), 0],
+        _ => {
+            let mut wide = [0; 8];
+            wide[..element.len()].copy_from_slice(element);
+            let wide = u64::from_le_bytes(wide);
+            [wide as u32, (wide >> 32) as u32]
+        }
     }
 }

@@ -35,7 +35,7 @@ fn one(hash: PendingHash) -> Result<u64, String> {
 fn hashes() -> Result<(), String> {
     let gpu = Device::cuda(0);
     // Of one run and of many, whole and in part, ragged, and of more elements than all cubes take at
-    // once. The tensor begins at a position of its own.
+    // once. Some tensors are parts that begin at an offset.
     let runs = |start, len, stride| Runs { start, len, stride };
     let cases: [(usize, usize, Runs, Range<usize>); 7] = [
         (1, 0, flat(1), 0..1),

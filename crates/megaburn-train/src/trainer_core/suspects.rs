@@ -44,11 +44,11 @@ impl<M: Module> TrainerCore<M> {
         }
     }
 
-    /// Fails if the run, which has no checkpoint to continue from, has one that may hold wrong values
-    /// and has lost others, or saved to other folders of hosts. Without this, it would start anew.
+    /// Checks that a run without a checkpoint to continue from may start anew.
     ///
     /// # Errors
-    /// As said above, or a folder cannot be read.
+    /// Only suspect checkpoints are left of the run and others are lost; the last start saved to other
+    /// folders of the hosts; a folder cannot be read.
     /// # Collective
     /// All ranks; the names of suspect checkpoints go to rank 0.
     pub(crate) fn check_may_begin(&self, place: &Place) -> Result<(), TrainError> {
@@ -60,7 +60,7 @@ impl<M: Module> TrainerCore<M> {
         };
         let all = objects::gather(world, &settle(world, mine)?)?;
         let check = || match first_suspect(all.concat(), Path::new(&self.config.run.dir))? {
-            // It is no start that looks for a checkpoint after a spike.
+            // A rollback after a spike looks here, too; it is not a start.
             Some(_) if self.progress.step > 0 => Ok(()),
             Some(suspect) => {
                 tracing::warn!("{}", starts_again(&suspect));

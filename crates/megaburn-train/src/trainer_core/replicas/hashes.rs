@@ -129,7 +129,10 @@ impl<'a> Hashes<'a> {
     }
 
     /// Adds a hash for each piece of the parameter that has elements in `range` of the flattened local
-    /// parameter. `hashes` returns those of some elements.
+    /// parameter. `hashes` computes the hashes of the given elements.
+    ///
+    /// # Errors
+    /// Those of `hashes`.
     fn add(
         &mut self,
         kind: StateKind,
@@ -175,6 +178,9 @@ impl<'a> Hashes<'a> {
     }
 
     /// Waits for the hashes.
+    ///
+    /// # Errors
+    /// A device cannot be read.
     fn read(mut self) -> Result<Vec<RangeHash>, TrainError> {
         let read = PendingHash::read(&self.pending);
         let read = read.map_err(|why| TrainError::Device { why })?;

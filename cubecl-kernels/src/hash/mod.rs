@@ -54,7 +54,7 @@ enum Sums {
         not(feature = "cuda"),
         expect(dead_code, reason = "other devices hash at once")
     )]
-    OnGpu(Tensor<1, Int>),
+    OnGpu(Box<Tensor<1, Int>>),
     Known(u64),
 }
 
@@ -90,7 +90,8 @@ impl PendingHash {
         );
         #[cfg(feature = "cuda")]
         if is_on_gpu(&x) && matches!(x.dtype(), DType::F32 | DType::BF16 | DType::F16) {
-            return Ok(Self(Sums::OnGpu(launch::hash(x, offset, runs, indices))));
+            let sums = launch::hash(x, offset, runs, indices);
+            return Ok(Self(Sums::OnGpu(Box::new(sums))));
         }
         let part = x.narrow(0, first - offset, last + 1 - first);
         let data = part.try_into_data().map_err(|error| error.to_string())?;
@@ -111,7 +112,7 @@ impl PendingHash {
     /// The device cannot be read; the error is its message.
     pub fn read(all: &[Self]) -> Result<Vec<u64>, String> {
         let on_gpu = all.iter().filter_map(|hash| match &hash.0 {
-            Sums::OnGpu(sums) => Some(sums.clone()),
+            Sums::OnGpu(sums) => Some(Tensor::clone(sums)),
             Sums::Known(_) => None,
         });
         let on_gpu: Vec<_> = on_gpu.collect();

@@ -80,7 +80,7 @@ pub fn dry_run(
 enum Resumes {
     /// From nothing, although there is this suspect checkpoint.
     Anew(Option<PathBuf>),
-    From(Found),
+    From(Box<Found>),
 }
 
 /// The checkpoint from which the run resumes.
@@ -118,11 +118,11 @@ fn resumed(
     check_model(&checkpoint, model)?;
     if checkpoint.trainer().is_null() {
         // An imported model, which has weights only.
-        return Ok(Resumes::From(Found {
+        return Ok(Resumes::From(Box::new(Found {
             step: 0,
             checkpoint,
             changes: Vec::new(),
-        }));
+        })));
     }
     let saved = read_state(&checkpoint)?;
     let name = config.optimizer.name.to_string();
@@ -142,11 +142,11 @@ fn resumed(
     };
     check_reading(&checkpoint, &reading)?;
     let changes = changes_since(&checkpoint, config, layout, model)?;
-    Ok(Resumes::From(Found {
+    Ok(Resumes::From(Box::new(Found {
         step: saved.progress.step,
         checkpoint,
         changes: changes.unwrap_or_default(),
-    }))
+    })))
 }
 
 fn described(config: &TrainConfig, resumes: Resumes) -> Vec<String> {

@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(whole, hash(&picked, 0, flat, 0..16));
         // A part of the tensor, with its offset.
         assert_eq!(hash(&x, 0, RUNS, 5..12), hash(&x[9..], 9, RUNS, 5..12));
-        // Each half of a part is added to that of another.
+        // Each half of the hash is the sum of the same half of its parts.
         let [a, b] = [hash(&x, 0, RUNS, 0..7), hash(&x, 0, RUNS, 7..16)];
         let add = |shift: u32| ((a >> shift) as u32).wrapping_add((b >> shift) as u32);
         assert_eq!(u64::from(add(32)) << 32 | u64::from(add(0)), whole);

@@ -67,7 +67,7 @@ fn mixed(mut bits: u32) -> u32 {
     bits ^ bits >> 16
 }
 
-/// The bits of an element, as lower and upper half: of bf16 those of the same number in f32.
+/// Returns the lower and the upper 32 bits of an element. A bf16 number is widened to f32 first.
 fn bits_of(element: &[u8], is_bf16: bool) -> [u32; 2] {
     match *element {
         [a, b] if is_bf16 => [u32::from_le_bytes([0, 0, a, b]), 0],

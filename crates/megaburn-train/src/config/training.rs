@@ -121,7 +121,7 @@ pub struct TrainingConfig {
     /// always logged.
     pub log_max_attention_logit: bool,
     /// Number of checkpoints that are kept; older ones are removed, except those of the next two
-    /// keys. At least 2 if `check_replicas_interval` is not 0.
+    /// keys. Must be at least 2 if `check_replicas_interval` is not 0.
     #[schemars(extend("minimum" = 1))]
     pub keep_checkpoints: usize,
     /// Checkpoints whose step is a multiple of this number are always kept; 0 keeps none for that

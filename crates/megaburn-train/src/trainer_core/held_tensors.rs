@@ -103,6 +103,6 @@ impl HeldValues {
     }
 }
 
-pub(crate) fn to_host(tensor: Tensor<1>) -> Result<TensorData, String> {
+fn to_host(tensor: Tensor<1>) -> Result<TensorData, String> {
     tensor.try_into_data().map_err(|error| error.to_string())
 }

@@ -86,8 +86,7 @@ pub(crate) fn starts_again(suspect: &Path) -> String {
     )
 }
 
-/// The checkpoints in `dir`, with their steps, that were set aside because they may hold wrong values:
-/// those of a run, or of any.
+/// Returns the suspect checkpoints in `dir` with their steps. With a `run_id`, other runs' are left out.
 ///
 /// # Errors
 /// The folder cannot be read.

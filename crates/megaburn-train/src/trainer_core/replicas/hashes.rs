@@ -132,7 +132,7 @@ impl<'a> Hashes<'a> {
     /// parameter. `hashes` computes the hashes of the given elements.
     ///
     /// # Errors
-    /// Those of `hashes`.
+    /// `hashes` fails.
     fn add(
         &mut self,
         kind: StateKind,
